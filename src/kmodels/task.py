@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from kmodels.core import dispatch, remote, runtime
-from kmodels.core.arguments import CheckedArguments, check_call
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names, same_shape
 from kmodels.core.files import local_path
 from kmodels.core.keras_internals import (
@@ -77,6 +77,10 @@ def setting(name: str, doc: str) -> Any:
     return property(lambda task: task.settings[name], set_value, doc=doc)
 
 
+# Attributes of a task from which its graph is made, besides its settings.
+_PARTS = ("backbone", "head_dtype")
+
+
 def _check_fixed(model: Any, values: Mapping[str, Any], name: str, value: object) -> None:
     """Raises `InputError` for a new value of a setting that a model reads only when it is made.
 
@@ -89,14 +93,15 @@ def _check_fixed(model: Any, values: Mapping[str, Any], name: str, value: object
     if name not in values or getattr(getattr(type(model), name, None), "fset", None) is not None:
         return
     # A layer is the part of the model that a setting of its name describes.
-    if not isinstance(value, keras.Layer) and values[name] != value:
+    if (name in _PARTS or not isinstance(value, keras.Layer)) and values[name] != value:
+        where = "its constructor" if name == "backbone" else "from_preset"
         raise InputError(
             f"{name} of a {type(model).__name__} is fixed when the model is made; give {name} to "
-            "from_preset, or make another model"
+            f"{where}, or make another model"
         )
 
 
-class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
+class Presets(Checked, keras.Model if TYPE_CHECKING else object):
     """Making a model from a name or a file, and writing it to one.
 
     Attributes:
@@ -139,7 +144,6 @@ class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
         """
         from kmodels import presets
 
-        check_call(Presets.from_preset, load_weights=load_weights, quantized=quantized)
         cls = presets.class_below(cls, preset)
         return presets.load(cls, preset, dtype, load_weights, quantized, **overrides)
 
@@ -161,7 +165,6 @@ class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
         """
         from kmodels import presets
 
-        check_call(Presets.save_to_preset, card=card)
         return presets.save(self, directory, card)
 
     def export(
@@ -404,7 +407,10 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
     def __setattr__(self, name: str, value: object) -> None:
         """Keras' own; a preprocessor is not a layer of the graph, and most settings are fixed."""
-        _check_fixed(self, vars(self).get("settings", {}), name, value)
+        values = vars(self).get("settings", {})
+        if name in _PARTS and hasattr(self, name):
+            values = {name: getattr(self, name)}
+        _check_fixed(self, values, name, value)
         if name == "preprocessor":
             if value is not None and (isinstance(value, type) or not callable(value)):
                 given = value.__name__ if isinstance(value, type) else repr(value)
@@ -448,12 +454,6 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             InputError: on torch, if compiled blocks cannot work; for a loss or a metric that the
                 task cannot have.
         """
-        check_call(
-            Task.compile,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            auto_scale_loss=auto_scale_loss,
-        )
         arguments = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
         if self.gives_logits:
             warn_of_logits(self, arguments.loss)
@@ -640,6 +640,11 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
     ) -> Self:
         """Returns the task of `get_config`."""
         config = dict(config)
+        if "backbone" not in config:
+            raise InputError(
+                f"{cls.__name__}.from_config got {', '.join(config) or 'nothing'} and no backbone; "
+                "give what get_config returns"
+            )
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])
         if isinstance(settings := config.get("preprocessor"), dict):
             # Files written before preprocessors were layers hold the arguments alone.

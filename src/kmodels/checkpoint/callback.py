@@ -20,7 +20,7 @@ from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
 from kmodels.core import keras_internals, processes, remote
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_whole, one_line, shown
 from kmodels.core.files import is_remote, local_path, unlock
 from kmodels.core.metric_names import best_of
@@ -31,7 +31,7 @@ from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, RunningFit
 
 
-class Checkpoint(CheckedArguments, FitCallback):
+class Checkpoint(Checked, FitCallback):
     """Saves all that `fit` needs to continue, and resumes from the newest checkpoint that verifies.
 
         checkpoint = kmodels.callbacks.Checkpoint("runs/first", every=500, keep=3, best="val_loss")
@@ -92,6 +92,7 @@ class Checkpoint(CheckedArguments, FitCallback):
             checkpoint in it verifies, or if they are of another run.
     """
 
+    checks_methods = False  # the loop calls them
     # It saves its own state, so other Checkpoints leave it out.
     saves_itself = True
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import state
-from kmodels.core.arguments import check_call
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip
 from kmodels.core.remote import local_copy
@@ -27,6 +27,7 @@ OPTIMIZER = "optimizer/"
 _LAST_OWN_FILTER = 3
 
 
+@checked
 def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True) -> None:
     """Fills a built model, and its optimizer, from a `.keras` file that any backend wrote.
 
@@ -43,7 +44,6 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
         InputError: for a file that is damaged or does not fit, with a list of the arrays that are
             missing, superfluous or of another shape; the model is unchanged then.
     """
-    check_call(load_keras_file, optimizer=optimizer)
     path = local_copy(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; give one that model.save wrote")

@@ -1,5 +1,6 @@
 """Checks arguments by their annotations: numbers, flags, texts, choices, and sequences of these."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,7 +8,19 @@ from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 
@@ -15,20 +28,7 @@ from kmodels.core.errors import InputError
 
 # A test of a value, and the words for what passes.
 Kind: TypeAlias = tuple[Callable[[Any], bool], str]
-
-
-class CheckedArguments:
-    """First base of a class whose arguments are checked by their annotations."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        new = super().__new__
-        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
-
-    if TYPE_CHECKING:  # The other bases have constructors.
-
-        def __init__(self, *args: Any, **kwargs: Any): ...
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_arguments(cls: type, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
@@ -47,14 +47,69 @@ def check_arguments(cls: type, args: Sequence[object], kwargs: Mapping[str, obje
     _check({**dict(zip(_positional(cls), args, strict=False)), **kwargs}, kinds)
 
 
-def check_call(function: Callable[..., Any], **values: object) -> None:
-    """Raises `InputError` for arguments of a call, by name, that are of another kind than it says.
+class Checked:
+    """Base of classes whose constructor and public methods check their arguments.
+
+    Sequences are checked in constructors only, since those of a method may be long. Methods with an
+    argument `training` or `caches` and those of callbacks run in every step, and check nothing.
+
+    Attributes:
+        checks_methods: class attribute; False if only the constructor checks.
+    """
+
+    checks_methods: ClassVar[bool] = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        new: Any = super().__new__
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
+    if TYPE_CHECKING:  # The other bases have constructors.
+
+        def __init__(self, *args: Any, **kwargs: Any): ...
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.checks_methods or not cls.__module__.startswith("kmodels."):
+            return  # a user's annotations may be loose
+        for name, method in list(vars(cls).items()):
+            if name.startswith(("_", "on_")):
+                continue
+            if inspect.isfunction(method):
+                setattr(cls, name, checked(method))
+            elif isinstance(method, classmethod):
+                setattr(cls, name, classmethod(checked(method.__func__)))
+
+
+def checked(function: Function) -> Function:
+    """Returns a function that raises `InputError` for arguments of another kind than it says.
 
     Args:
-        function: the function or method.
-        **values: some of its arguments.
+        function: a function, or a method as its class defines it.
     """
-    _check(values, _kinds_of_call(function))
+    parameters = inspect.signature(function).parameters
+    kinds = {
+        name: kind
+        for name, kind in _kinds_of_call(function).items()
+        if _is_single(parameters[name].annotation)
+    }
+    if not kinds or not parameters.keys().isdisjoint(("training", "caches")):
+        return function
+    names = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check({**dict(zip(names, args, strict=False)), **kwargs}, kinds)
+        return function(*args, **kwargs)
+
+    return cast(Function, call)
+
+
+def _is_single(annotation: Any) -> bool:
+    union = get_origin(annotation) in (Union, UnionType)
+    parts = get_args(annotation) if union else (annotation,)
+    return not any(get_origin(part) in (list, tuple, Sequence) for part in parts)
 
 
 def check_fields(instance: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core import keras_internals
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names, check_number, check_whole
 from kmodels.core.types import Tensor, Tree
 
@@ -21,7 +21,7 @@ FACTORS: dict[str, Any] = {"least": 1e-20, "most": 1e20}
 
 @keras.saving.register_keras_serializable(package="kmodels")
 @dataclass(unsafe_hash=True)
-class Sampler(CheckedArguments):
+class Sampler(Checked):
     """Greedy choice, or a draw from the filtered distribution.
 
     The steps are Transformers': repetition penalty, temperature, top-k, top-p, min-p. A draw uses

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
 from kmodels.generation.cache import ring_shapes
@@ -50,7 +51,7 @@ log = logging.getLogger("kmodels")
 NEW_TOKENS = 256
 
 
-class Generates:
+class Generates(Checked):
     """Adds `generate` and `chat`; `compile(sampler=...)` chooses how tokens are drawn."""
 
     backbone: Any

@@ -8,7 +8,7 @@ from typing import Any, Self
 import keras
 
 from kmodels.core import keras_internals, traced
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import changes, initializers, remat
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value)
 
 
-class Layer(CheckedArguments, keras.layers.Layer):
+class Layer(Checked, keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend.
 
     Each argument of a subclass is kept in an attribute of the same name, from which `get_config`
@@ -76,6 +76,7 @@ class Layer(CheckedArguments, keras.layers.Layer):
             a number; for a dtype that Keras does not know, or that the backend would round.
     """
 
+    checks_methods = False
     takes_training = False
     training_default: Any = None
     makes_masks: Any = False

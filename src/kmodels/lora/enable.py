@@ -42,7 +42,7 @@ def enable(
             f"{looked_up[0]} is a target, so trainable_token_indices would train its rows twice; "
             "leave one of the two out"
         )
-    warn_of_rank(list(layers.values()), settings.rank, stacklevel=4)
+    warn_of_rank(list(layers.values()), settings.rank, stacklevel=5)
     put_adapters(model, {path: (layer, settings) for path, layer in layers.items()})
     begin()
 

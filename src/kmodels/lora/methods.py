@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.remote import local_copy, write_file
 from kmodels.core.schema import Needed, read_json
@@ -63,7 +64,7 @@ ONTO = ("dequantized", "original")
 log = logging.getLogger("kmodels")
 
 
-class Adapters:
+class Adapters(Checked):
     """Methods of a model for low-rank adaptation (LoRA) and quantization."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

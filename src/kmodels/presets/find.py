@@ -226,7 +226,7 @@ def open_outline(preset: str | Path, family: Family, overrides: dict[str, Any]) 
     except InputError as error:
         checkpoint = open_checkpoint(preset, family, overrides, False)
         if holds_tensors(checkpoint.path):
-            warnings.warn(f"the architecture follows config.json alone: {error}", stacklevel=4)
+            warnings.warn(f"the architecture follows config.json alone: {error}", stacklevel=5)
         return checkpoint
 
 

@@ -126,16 +126,16 @@ def load(
             f"{shown(preset)} does not say all of its architecture; assumed: "
             f"{', '.join(f'{name}={value!r}' for name, value in assumed.items())}; give them to "
             "from_preset if the model differs",
-            stacklevel=3,
+            stacklevel=4,
         )
     if fills and checkpoint.notice and checkpoint.notice_part in (None, *skip):
-        warnings.warn(f"{shown(preset)}: {checkpoint.notice}", stacklevel=3)
+        warnings.warn(f"{shown(preset)}: {checkpoint.notice}", stacklevel=4)
     if fills and checkpoint.left_out and checkpoint.kind != "kmodels":
         more = checkpoint.whole and f", {checkpoint.whole} takes images too"
         warnings.warn(
             f"{shown(preset)}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; "
             f"the model takes only {checkpoint.takes}{more}",
-            stacklevel=3,
+            stacklevel=4,
         )
     return model
 

@@ -6,14 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
 from kmodels.text.packing import Batch
 
 
-class _Loader(CheckedArguments, ResumableBatches):
+class _Loader(ResumableBatches):
     """Full batches of numbered rows, resumable within an epoch.
 
     Args:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.data.rows import assign
 from kmodels.text.chat_template import Rendered
@@ -51,6 +52,7 @@ class Cut:
         )
 
 
+@checked
 def encode(
     tokenizer: Tokenizer,
     written: Sequence[Written | Rendered],

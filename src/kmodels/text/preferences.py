@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote
 from kmodels.core.remote import local_copy
@@ -352,6 +353,7 @@ def encode_pairs(preprocessor: Any, pairs: Sequence[Mapping[str, Any]]) -> Batch
     return _padded(preprocessor, fitted)
 
 
+@checked
 def encode_labelled(
     preprocessor: Any, rows: Sequence[Mapping[str, Any]], *, mismatched: bool = True
 ) -> Batch:

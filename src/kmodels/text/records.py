@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError, check_whole, pluralize, shown
 from kmodels.core.files import is_remote, named_file, paths_below
 from kmodels.core.remote import local_copy
@@ -574,6 +575,7 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
     return fields
 
 
+@checked
 def read_records(
     path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Records:
@@ -631,7 +633,7 @@ def read_records(
     if not records.rows:
         bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
         raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
-    warn_of_unread(path, unread, stacklevel=3)
+    warn_of_unread(path, unread, stacklevel=4)
     return records
 
 

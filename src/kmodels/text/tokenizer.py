@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.remote import local_copy
@@ -43,7 +44,7 @@ ELSEWHERE = {
 }
 
 
-class Tokenizer:
+class Tokenizer(Checked):
     """A `tokenizers.Tokenizer` with the methods and names of keras-hub's tokenizers.
 
     The tokens that start, end and pad a text are those that the tokenizer's files name:

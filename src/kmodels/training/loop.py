@@ -15,6 +15,7 @@ import keras
 
 from kmodels.checkpoint.state import slots
 from kmodels.core import dispatch, keras_internals, processes, traced
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
@@ -659,7 +660,7 @@ def _preprocessor(model: "Loop") -> Preprocess | None:
     return getattr(model, "preprocessor", None)
 
 
-class Loop(keras.Model if TYPE_CHECKING else object):
+class Loop(Checked, keras.Model if TYPE_CHECKING else object):
     """First base of a model that is trained by this loop.
 
     A subclass may prepare a step in `make_train_function`, `make_test_function` or

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_number, check_whole, same_shape
 from kmodels.core.types import Tensor
 from kmodels.training.sparse_labels import check_pixels, like
@@ -17,7 +17,7 @@ from kmodels.training.sparse_labels import check_pixels, like
 ABSENT = -1e9
 
 
-class PairLoss(CheckedArguments, keras.losses.Loss):
+class PairLoss(Checked, keras.losses.Loss):
     """A loss that gets a mask of the rows of a batch that count.
 
     Call:
@@ -272,7 +272,7 @@ class MixedBinaryCrossentropy(keras.losses.BinaryCrossentropy):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class PixelCrossentropy(CheckedArguments, keras.losses.Loss):
+class PixelCrossentropy(Checked, keras.losses.Loss):
     """Cross-entropy of whole-number masks from logits; pixels of `ignore_class` do not count.
 
     The mean is over the pixels that have a label, as torch's `cross_entropy(ignore_index=...)`
@@ -364,7 +364,7 @@ CENTERINGS = ("mean", "sinkhorn_knopp")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class DINOLoss(CheckedArguments, keras.layers.Layer):
+class DINOLoss(Checked, keras.layers.Layer):
     """Cross-entropy of a teacher's and a student's distributions over views of the same image.
 
     The teacher's are centered and sharpened by a low temperature, so that neither one number nor

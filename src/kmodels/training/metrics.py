@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.data.images.sources import check_whole_classes
@@ -16,7 +16,7 @@ from kmodels.training.sparse_labels import check_pixels, like, mask_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class MeanIoU(CheckedArguments, keras.metrics.MeanIoU):
+class MeanIoU(Checked, keras.metrics.MeanIoU):
     """Keras' `MeanIoU` with exact counts for any number of pixels on every backend.
 
     It sums counts of pixels over batches, devices and processes, and divides once. Keras' own casts

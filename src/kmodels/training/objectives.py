@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.arguments import check_call, check_fields
+from kmodels.core.arguments import Checked, check_fields
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
@@ -44,7 +44,7 @@ class WeightAverage:
         return keras.ops.cast(momentum, "float32")
 
 
-class Averages:
+class Averages(Checked):
     """All models of a step that follow others.
 
     Args:
@@ -59,7 +59,6 @@ class Averages:
     def __init__(
         self, models: Any, averages: Mapping[str, WeightAverage] | None, trained: set[str]
     ):
-        check_call(Averages.__init__, averages=averages)
         self.rules = dict(averages or {})
         self.models = models
         self.pairs: list[tuple[WeightAverage, Any, Any]] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
@@ -64,7 +64,7 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     return tuple(rate ** (top - depth) for depth in depths)
 
 
-class ParamGroupOptimizer(CheckedArguments, keras_internals.OwnDecay):
+class ParamGroupOptimizer(Checked, keras_internals.OwnDecay):
     """First base of an optimizer whose second is Keras' own, or a backend's body of it.
 
     Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`
@@ -787,7 +787,7 @@ class Muon(WholeMatrices, keras.optimizers.Adam):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class WarmupSchedule(CheckedArguments, keras.optimizers.schedules.LearningRateSchedule):
+class WarmupSchedule(Checked, keras.optimizers.schedules.LearningRateSchedule):
     """Rises linearly to `peak` during the warm-up, then falls to `final` (Loshchilov, Hutter 2017).
 
     Args:

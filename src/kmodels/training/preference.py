@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from kmodels.core.arguments import check_call
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_number, check_whole, pluralize, same_shape
 from kmodels.core.types import Tensor
 
@@ -232,7 +232,7 @@ def _power(log_x: Any, exponent: float) -> Any:
     return ops.expm1(ops.minimum(exponent * log_x, _MAX_EXPONENT)) / exponent
 
 
-class PreferenceLoss:
+class PreferenceLoss(Checked):
     """Loss of preferred and rejected answers to the same prompt: DPO and its relatives.
 
     A score is the log-ratio of an answer, log p(answer) - log p_reference(answer); without a
@@ -284,11 +284,6 @@ class PreferenceLoss:
         f_divergence_type: str | None = None,
         f_alpha_divergence_coef: float | None = None,
     ):
-        check_call(
-            PreferenceLoss.__init__,
-            reference_free=reference_free,
-            length_normalized=length_normalized,
-        )
         check_choice("kind", kind, KINDS, _OTHERS)
         spec = KINDS[kind]
         values = {

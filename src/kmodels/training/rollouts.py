@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from kmodels.core import processes
-from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.files import atomic_write, local_path
 from kmodels.data.pipeline.indexed import ResumableBatches
@@ -32,7 +31,7 @@ ARRAYS = {
 }
 
 
-class Rollouts(CheckedArguments, ResumableBatches):
+class Rollouts(ResumableBatches):
     """Batches of sampled answers with the advantages of their rewards; each epoch is a rollout.
 
     Give `callback()` to the same `fit`: at the beginning of an epoch it samples `group_size`

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import keras
 
 from kmodels.core import keras_internals, traced
-from kmodels.core.arguments import check_call
+from kmodels.core.arguments import checked
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
@@ -173,8 +173,6 @@ class TrainStep(_Step):
             InputError: for optimizers that do not fit the objectives; on torch for
                 `jit_compile=True` if there are no blocks.
         """
-        flags = {"run_eagerly": run_eagerly, "auto_scale_loss": auto_scale_loss}
-        check_call(TrainStep.compile, **flags)
         objectives = self._players
         by_block = compiling.is_possible()
         if jit_compile is True and by_block and not compiling.blocks(self):
@@ -308,6 +306,7 @@ class TrainStep(_Step):
         return self._running.built
 
 
+@checked
 def train_state(
     model: keras.Model,
     optimizer: OptimizerLike | Mapping[str, OptimizerLike],
@@ -334,7 +333,6 @@ def train_state(
     Raises:
         InputError: for models without variables, and for unknown names.
     """
-    check_call(train_state, auto_scale_loss=auto_scale_loss)
     objectives = Objectives(model, optimizer if isinstance(optimizer, Mapping) else None, train)
     objectives.set_optimizers(optimizer, auto_scale_loss)
     objectives.build()

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
@@ -81,6 +82,7 @@ def fori_loop(
         return engine.fori_loop(lower, upper, body_fun, init_val)
 
 
+@checked
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Tree,

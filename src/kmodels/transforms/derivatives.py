@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
@@ -14,6 +15,7 @@ from kmodels.transforms.engine import engine, tracing
 Function = Callable[..., Any]
 
 
+@checked
 def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """Returns the gradient of a function that returns a scalar.
 
@@ -45,6 +47,7 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
     return gradient
 
 
+@checked
 def value_and_grad(
     fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Function:
@@ -121,6 +124,7 @@ def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
     return transformed
 
 
+@checked
 def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -> tuple[Any, ...]:
     """Returns the value and the directional derivative, in forward mode.
 
@@ -149,6 +153,7 @@ def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -
     return (*results, run.rest(aux)) if has_aux else results
 
 
+@checked
 def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
     """Returns the value, and a function that pulls back cotangents, in reverse mode.
 

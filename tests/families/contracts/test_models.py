@@ -155,6 +155,13 @@ def test_settings_that_may_change_travel(tmp_path):
         refused(message, setattr, embedder, name, value)
     refused("generation_config is 3; give", setattr, lm, "generation_config", 3)
     refused("num_layers of a GemmaBackbone is fixed", setattr, lm.backbone, "num_layers", 2)
+    other = models.GemmaBackbone.from_preset("gemma_debug")
+    refused("backbone of a GemmaCausalLM is fixed", setattr, lm, "backbone", other)
+    refused("head_dtype of a GemmaTextEmbedder", setattr, embedder, "head_dtype", "bfloat16")
+    lm.backbone, embedder.head_dtype = lm.backbone, embedder.head_dtype
+    for config, message in (({}, "got nothing and no backbone"), ({"x": 1}, "got x and no")):
+        refused(message, type(lm).from_config, config)
+    refused("config is None; give a dictionary", type(lm).from_config, None)
 
 
 def first(shape):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import kmodels
-from kmodels import callbacks, data, generation, layers, lora, models, text, training
-from kmodels.core.arguments import CheckedArguments, check_arguments
+from kmodels import callbacks, data, generation, layers, lora, models, text, training, transforms
+from kmodels.core.arguments import Checked, check_arguments
 from kmodels.lora import LoraSettings
 from kmodels.models.blocks.config import FrozenConfig
 from refusals import refused
 
-CHECKED = (CheckedArguments, FrozenConfig, data.Augment, data.Resizing, LoraSettings)
+CHECKED = (Checked, FrozenConfig, data.Augment, data.Resizing, LoraSettings)
 NOTHING = object()
 
 
@@ -132,18 +132,47 @@ def test_optimizers_losses_and_metrics_check_theirs(make, names):
         refused(f"{name} is {NOTHING!r}; give ", make, **{name: NOTHING})
 
 
-def test_flags_of_a_call_are_checked(tmp_path):
-    made = models.ViTImageClassifier.from_preset("vit_debug", num_classes=2)
-    for name, call in (
-        ("load_weights", lambda **flag: models.ViTBackbone.from_preset("vit_debug", **flag)),
-        ("quantized", lambda **flag: models.ViTBackbone.from_preset("vit_debug", **flag)),
-        ("card", lambda **flag: made.save_to_preset(tmp_path, **flag)),
-        ("run_eagerly", made.compile),
-        ("steps_per_execution", made.compile),
-        ("auto_scale_loss", made.compile),
-        ("run_eagerly", training.TrainStep(made, print).compile),
-        ("auto_scale_loss", training.TrainStep(made, print).compile),
-        ("auto_scale_loss", lambda **flag: kmodels.train_state(made, "sgd", **flag)),
-        ("optimizer", lambda **flag: training.load_keras_file(tmp_path, made, **flag)),
-    ):
-        refused(f"{name} is 'no'; give ", call, **{name: "no"})
+FLAGS = (bool, bool | None)
+FLAGS_AND_NUMBERS = (*FLAGS, int, float, int | None, float | None)
+
+
+def arguments_of(function, kinds):
+    """Returns the names of a function's arguments with these annotations."""
+    parameters = inspect.signature(function).parameters
+    if not parameters.keys().isdisjoint(("training", "caches")):
+        return []  # it runs in each step
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [p.name for p in named if p.annotation in kinds]
+
+
+def public_methods():
+    classes = [x for x in public_classes() if getattr(x, "checks_methods", False)]
+    names = {(x, name) for x in classes for name in dir(x) if not name.startswith(("_", "on_"))}
+    methods = [method for x, name in names if inspect.isroutine(method := getattr(x, name, None))]
+    named = {x.__qualname__: x for x in methods if x.__module__.startswith("kmodels")}
+    return [
+        method for _, method in sorted(named.items()) if arguments_of(method, FLAGS_AND_NUMBERS)
+    ]
+
+
+@pytest.mark.parametrize("method", public_methods(), ids=lambda method: method.__qualname__)
+def test_methods_check_theirs(method):
+    first = () if inspect.ismethod(method) else (None,)  # a class method, or one without an object
+    for name in arguments_of(method, FLAGS_AND_NUMBERS):
+        refused(f"^{name} is {NOTHING!r}; give ", method, *first, **{name: NOTHING})
+
+
+def public_functions():
+    modules = (kmodels, models, generation, data, text, training, transforms)
+    each = {name: getattr(module, name) for module in modules for name in module.__all__}
+    functions = [x for _, x in sorted(each.items()) if inspect.isfunction(x)]
+    return [x for x in functions if arguments_of(x, FLAGS)]
+
+
+@pytest.mark.parametrize("function", public_functions(), ids=lambda x: x.__name__)
+def test_public_functions_check_their_flags(function):
+    parameters = inspect.signature(function).parameters.values()
+    simple = {int: 1, str: ""}
+    others = {p.name: simple.get(p.annotation) for p in parameters if p.default is p.empty}
+    for name in arguments_of(function, FLAGS):
+        refused(f"^{name} is {NOTHING!r}; give ", function, **{**others, name: NOTHING})

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError, pluralize, shown
 from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION, check_zip, is_hidden, paths_below
 from kmodels.core.remote import local_copy
@@ -40,6 +41,7 @@ _KINDS = ("digits", "synthetic", "idx", "folder", "npz")
 _SAMPLES = re.compile(r"(?P<tar>\.tar$)|\.tfrecords?(-[^/]*)?$")
 
 
+@checked
 def open_dataset(
     spec: str,
     *,
@@ -285,7 +287,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
         warnings.warn(
             f"{shown(path)} has {', '.join(others)}, which kmodels does not read beside "
             f"{' and '.join(keys['train'])}; it reads {_NPZ_KEYS}",
-            stacklevel=3,
+            stacklevel=4,
         )
     parts = {}
     for part, (x, y) in keys.items():
@@ -527,7 +529,7 @@ def read_folder(
         warnings.warn(
             f"{shown(root)}: {pluralize(len(outside), 'image')} in no class folder left out: "
             f"{', '.join(outside[:8])}; move them into one",
-            stacklevel=3,
+            stacklevel=4,
         )
     sources = {
         part: _folder_source(root, members, names, skipped if skip_bad else None)

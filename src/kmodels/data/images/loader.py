@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
@@ -21,7 +20,7 @@ from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.workers import WorkerPool
 
 
-class ImageLoader(CheckedArguments, ResumableBatches):
+class ImageLoader(ResumableBatches):
     """Batches of images, equal on every backend and with any number of workers.
 
     The order of samples and all augmentation depend on seed and epoch alone. `Task.fit` sets the

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.core.files import paths_below
 from kmodels.core.remote import local_copy
@@ -123,6 +124,7 @@ def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
     return labels
 
 
+@checked
 def open_masks(
     spec: str,
     *,

@@ -181,7 +181,7 @@ def warn_of_files(root: Path, names: Sequence[str]) -> None:
             f"{shown(root)}: {len(names)} files are left out, which Pillow does not read "
             f"({', '.join(f'{count} {end}' for end, count in ends.most_common())}); convert them, "
             "or install Pillow's plugin for them, such as pillow-heif",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

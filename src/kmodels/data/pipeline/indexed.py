@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.arguments import Checked
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import Preprocess, as_tuple, in_parts, prepared, to_numpy
@@ -22,7 +23,7 @@ from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
 
 
-class ResumableBatches(keras.utils.PyDataset):
+class ResumableBatches(Checked, keras.utils.PyDataset):
     """Numbered batches that can begin within an epoch; the base of the loaders of kmodels.
 
     Attributes:

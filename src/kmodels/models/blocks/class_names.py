@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError
 
 
-class NamedClasses:
+class NamedClasses(Checked):
     """A task of images whose settings hold `num_classes` and `class_names`."""
 
     settings: dict[str, Any]

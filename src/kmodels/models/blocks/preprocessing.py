@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.core.arguments import CheckedArguments
+from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json
@@ -22,7 +22,7 @@ SETTINGS_FILE = "preprocessor.json"
 _LAYER = ("activity_regularizer", "autocast", "trainable")
 
 
-class Preprocessor(CheckedArguments, keras.layers.Layer):
+class Preprocessor(Checked, keras.layers.Layer):
     """The base of every preprocessor and converter.
 
     A subclass computes in `call`, with NumPy; returns shapes and dtypes in `compute_output_spec`,
@@ -61,7 +61,7 @@ class Preprocessor(CheckedArguments, keras.layers.Layer):
             )
         own = inspect.signature(type(self)).parameters
         check_names(type(self).__name__, kwargs, _LAYER, own)
-        super().__init__(name=name, dtype=policy, **kwargs)
+        super().__init__(**{"name": name, "dtype": policy, **kwargs})
         self.built = True
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:

@@ -35,7 +35,7 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
             warnings.warn(
                 f"{path} does not say how its images are normalised, so the model has no "
                 f"preprocessor; give preprocessor={kind.__name__}({missing}), or preprocessor=None",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     return {"preprocessor": arguments, "verify_preprocessor": warn}
