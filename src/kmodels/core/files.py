@@ -236,6 +236,26 @@ def no_link(path: str | Path, flags: int) -> int:
         raise
 
 
+# The disk is full or read-only, or the path is not one to write to.
+_NOT_WRITABLE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Raises `InputError` for a file or folder that the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; make room or give another directory"
+        ) from error
+
+
 def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Replaces `path` by the file that `write(temporary)` makes, or leaves it unchanged.
 
@@ -244,18 +264,22 @@ def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
     Args:
         path: the file to make or replace; missing parent folders are created.
         write: writes the whole file to a path.
+
+    Raises:
+        InputError: if the disk is full, or the path cannot be written.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path, "tmp", path.suffix)
-    os.close(no_link(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    try:
-        write(temporary)
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path, "tmp", path.suffix)
+        os.close(no_link(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            write(temporary)
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
     return path
 
 
@@ -265,19 +289,23 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
 
     The former folder stays whole until the new one is on the disk, and is restored if the exchange
     fails. The umask of the process decides the permissions.
+
+    Raises:
+        InputError: if the disk is full, or the path cannot be written.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path, "tmp")
-    temporary.mkdir()
-    try:
-        yield temporary
-        for entry in (*temporary.rglob("*"), temporary):
-            sync(entry)
-        _exchange(temporary, path)
-        sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path, "tmp")
+        temporary.mkdir()
+        try:
+            yield temporary
+            for entry in (*temporary.rglob("*"), temporary):
+                sync(entry)
+            _exchange(temporary, path)
+            sync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _beside(path: Path, kind: str, suffix: str = "") -> Path:

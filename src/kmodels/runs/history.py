@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write, no_link
+from kmodels.core.files import atomic_write, no_link, writing
 from kmodels.runs import console, trackers
 
 log = logging.getLogger("kmodels")
@@ -74,7 +74,8 @@ class History:
         if self._add_columns(rows):
             atomic_write(self.path, self._rewrite)
         else:
-            with open(self.path, "a", newline="", opener=no_link) as file:
+            mode: Any = {"mode": "a", "newline": "", "opener": no_link}
+            with writing(self.path), open(self.path, **mode) as file:
                 csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)

@@ -1,9 +1,11 @@
 """Writing that leaves the former file whole until the new one is."""
 
 import contextlib
+import errno
 import os
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, atomic_write, lock, remove_leftovers, unlock
 from kmodels.runs.history import History
 from kmodels.runs.run_folder import Folder
+from refusals import refused
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -97,6 +100,25 @@ def test_a_failed_write_leaves_the_file_and_no_litter(tmp_path):
         atomic_write(path, fails)
     assert path.read_text() == "whole"
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_a_disk_that_cannot_be_written_is_one_line(number, tmp_path):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    def fills():
+        with atomic_directory(tmp_path / "a"):
+            fails()
+
+    message = f"cannot write {tmp_path / 'a'}: {os.strerror(number)}; make room or give another"
+    refused(message, atomic_write, tmp_path / "a", fails)
+    refused(message, fills)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").write_text("")
+    refused(f"cannot write {tmp_path}/a/b: ", atomic_write, tmp_path / "a" / "b", Path.touch)
+    with pytest.raises(FileNotFoundError):  # of what is read meanwhile
+        atomic_write(tmp_path / "c", lambda _: (tmp_path / "none").read_text())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 
 from kmodels.runs.history import History
+from refusals import refused
 
 
 def rows(*steps):
@@ -29,3 +30,10 @@ def test_a_resume_counts_the_rows_that_are_missing(tmp_path):
     assert History(path, until=6).missing == 2
     path.unlink()
     assert History(path, until=6).missing == 6
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+    history = History(tmp_path / "history.csv")
+    history.path.unlink()
+    history.path.mkdir()
+    refused(f"cannot write {history.path}: Is a directory", history.add_steps, 1, 1, [0.5], [0.1])
