@@ -45,7 +45,10 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
         InputError: for a file that is not JSON, or a value of another shape.
     """
     try:
-        text = local_path(path).read_text(encoding="utf-8")
+        path = local_path(path)
+        if path.is_fifo():
+            raise OSError("it is a pipe")  # opening it would wait for a writer
+        text = path.read_text(encoding="utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None

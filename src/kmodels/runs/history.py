@@ -50,7 +50,7 @@ class History:
         self.tracker: trackers.Tracker | None = None
         self.rows: list[dict[str, Any]] = []
         self.columns = list(COLUMNS)
-        if until and path.exists():
+        if until and path.is_file():
             self.rows = [
                 row
                 for row in read(path)

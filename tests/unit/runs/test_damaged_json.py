@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -91,6 +92,11 @@ def test_a_file_without_an_object_is_one_line(tmp_path, content):
     file = tmp_path / "file.json"
     file.write_text(content, errors="surrogatepass")
     refused("file.json", read_json, file)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "file.json")
+    refused("file.json is not readable JSON: it is a pipe", read_json, tmp_path / "file.json")
 
 
 def swapped(value, wanted):

@@ -32,6 +32,12 @@ def test_a_resume_counts_the_rows_that_are_missing(tmp_path):
     assert History(path, until=6).missing == 6
 
 
+def test_a_pipe_is_replaced_and_never_waited_for(tmp_path):
+    path = tmp_path / "history.csv"
+    os.mkfifo(path)
+    assert History(path, until=1).missing == 1 and path.is_file()
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     history = History(tmp_path / "history.csv")
     history.path.unlink()
