@@ -6,8 +6,9 @@ patches, which `overlay` draws over the images. The models are not changed: they
 dropout and with all patches, and attention weights are computed for these functions only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import keras
@@ -71,7 +72,7 @@ class View:
             images = preprocessor(images)
         pixels: Any = np.asarray(images) if isinstance(images, list | tuple) else images
         wanted = self.tower.config.image_shape
-        if tuple(pixels.shape[1:]) != wanted:
+        if tuple(pixels.shape[1:]) != wanted or not len(pixels):
             raise InputError(
                 f"images have the shape {tuple(pixels.shape)}; give (batch, "
                 f"{', '.join(map(str, wanted))}), or raw images to a model with a preprocessor"
@@ -185,6 +186,13 @@ def rollout(
     if head_fusion not in FUSIONS:
         raise InputError(f"head_fusion is {head_fusion!r}; choose one of {', '.join(FUSIONS)}")
     check_number("discard_ratio", discard_ratio, least=0, below=1)
+    shapes = [np.shape(weights) for weights in maps]
+    ends = [(len(x), *x[:1], *x[2:]) for x in shapes]
+    if not shapes or ends != [(4, *shapes[0][:1], *shapes[0][-1:] * 2)] * len(ends):
+        raise InputError(
+            f"maps have the shapes {shapes}; give one array (B, N, T, T) for each block, as "
+            "attention_maps returns them"
+        )
     result = None
     for weights in maps:
         fused = FUSIONS[head_fusion](np.asarray(weights, "float64"), axis=1)
@@ -258,10 +266,11 @@ def place_of(view: View, query: Sequence[int]) -> int:
         InputError: for a place outside of the grid.
     """
     rows, columns = view.tower.config.grid
-    place = tuple(query)
-    if len(place) != 2 or not (0 <= place[0] < rows and 0 <= place[1] < columns):
+    place = tuple(query) if isinstance(query, Iterable) else ()
+    whole = len(place) == 2 and all(isinstance(x, Integral) for x in place)
+    if not whole or not (0 <= place[0] < rows and 0 <= place[1] < columns):
         raise InputError(
-            f"query is {place}; give (row, column) of a patch, below ({rows}, {columns})"
+            f"query is {query}; give (row, column) of a patch, below ({rows}, {columns})"
         )
     return int(place[0]) * columns + int(place[1])
 
@@ -323,7 +332,8 @@ def _cut(view: View, pixels: Tensor, info: EncoderInfo, layer: int | str) -> tup
         at = [step.name for step in steps].index(layer) + 1
         tokens = view.walk(pixels, steps[:at], info)
         return None, tokens, lambda _, tokens: view.walk(tokens, steps[at:], info)
-    if not -len(blocks) <= layer < len(blocks):
+    is_number = isinstance(layer, Integral) and not isinstance(layer, bool)
+    if not is_number or not -len(blocks) <= layer < len(blocks):
         raise InputError(f"layer is {layer}; the model has the blocks 0 to {len(blocks) - 1}")
     block = blocks[layer]
     at = steps.index(block)
@@ -502,6 +512,8 @@ def overlay(image: ArrayLike, map: ArrayLike, alpha: float = 0.6) -> np.ndarray:
         return np.stack([overlay(x, y, alpha) for x, y in zip(picture, values, strict=True)])
     if picture.ndim == 2:
         picture = picture[..., None]
+    if values.size == 0 or not np.isfinite(values).all():
+        raise InputError(f"the map has the shape {values.shape}; give finite numbers, at least one")
     if picture.ndim != 3 or picture.shape[-1] not in (1, 3) or values.ndim != 2:
         raise InputError(
             f"the image has the shape {np.shape(image)} and the map {values.shape}; give "

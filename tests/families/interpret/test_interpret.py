@@ -194,6 +194,16 @@ def test_what_is_refused():
     refused(r"images have the shape \(16, 24, 3\)", interpret.attention_maps, model, images[0])
     refused("head_fusion is 'sum'; choose one of mean, max", interpret.rollout, [], "sum")
     refused(r"discard_ratio is 1.0; give a number", interpret.rollout, [], "max", 1.0)
+    for shapes in ((), ((2, 3, 3),), ((1, 2, 3, 4),), ((1, 2, 3, 3), (1, 2, 4, 4)), ((),)):
+        maps = [np.ones(shape) for shape in shapes]
+        refused("maps have the shapes .*; give one array", interpret.rollout, maps)
+    refused(r"images have the shape \(0, 16, 24, 3\)", interpret.attention_maps, model, images[:0])
+    for query in (3, ("a", 1), (0.5, 1.0)):
+        refused("query is .*; give", interpret.patch_similarity, model, images, query)
+    for layer in (None, 0.5, True):
+        refused("layer is .*; the model has", interpret.grad_cam, model, images, layer=layer)
+    for map in (np.full((2, 2), np.nan), np.ones((0, 2))):
+        refused("the map has the shape .*; give finite", interpret.overlay, images[0], map)
     message = r"query is \(2, 0\); give \(row, column\) of a patch, below \(2, 3\)"
     refused(message, interpret.attention_rollout, model, images, query=(2, 0))
     refused(r"query is \(0,\)", interpret.patch_similarity, model, images, (0,))

@@ -230,6 +230,11 @@ def test_errors_of_the_model(model):
     refused(r"encode_image got shape \(16, 16, 3\)", model.encode_image, images[0])
     with pytest.raises(InputError, match="encode_text needs a preprocessor"):
         ImageTextSimilarity(model.backbone).encode_text("a cat")
+    plain = ImageTextSimilarity(model.backbone)
+    ids = np.ones(5, "int32")
+    np.testing.assert_array_equal(plain.encode_text(ids), plain.encode_text(ids[None]))
+    sizes = [np.zeros((side, side, 3)) for side in (16, 20)]
+    refused("cannot make an array of the images .*; attach a preproc", plain.encode_image, sizes)
     with pytest.raises(InputError, match="the model got no images; give images beside token_ids"):
         model({"token_ids": np.ones((2, 5), "int32")})
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels import presets
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole, one_line
 from kmodels.core.schema import read_json
 from kmodels.core.traced import TracedState
 from kmodels.core.types import Data, DTypeLike
@@ -247,6 +247,16 @@ PLACE = "{}"
 Texts = str | Sequence[str] | np.ndarray
 
 
+def _stacked(images: Data) -> np.ndarray:
+    try:
+        return np.asarray(images, "float32")
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"encode_image cannot make an array of the images ({one_line(error)}); attach a "
+            "preprocessor, or give floats of one size"
+        ) from None
+
+
 class Retrieved(NamedTuple):
     """The best candidates for each query, best first.
 
@@ -354,7 +364,8 @@ class ImageTextSimilarity(OptionalInputs, Task):
         raw = not isinstance(images, dict)
         prepared: Any = images
         if raw:
-            prepared = getattr(self.preprocessor, "image_preprocessor", np.asarray)(images)
+            prepare = getattr(self.preprocessor, "image_preprocessor", None)
+            prepared = _stacked(images) if prepare is None else prepare(images)
         if isinstance(prepared, dict):
             return self._encoded("image", prepared, batch_size, normalize)
         if prepared.ndim != 4:
@@ -386,6 +397,7 @@ class ImageTextSimilarity(OptionalInputs, Task):
                     "token ids"
                 )
             array = self.preprocessor(list(array))["token_ids"]
+        array = np.atleast_2d(array)
         self.backbone.check_token_ids(array)
         return self._encoded("text", array, batch_size, normalize)
 
