@@ -290,6 +290,9 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     The former folder stays whole until the new one is on the disk, and is restored if the exchange
     fails. The umask of the process decides the permissions.
 
+    Yields:
+        The folder.
+
     Raises:
         InputError: if the disk is full, or the path cannot be written.
     """
