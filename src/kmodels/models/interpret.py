@@ -266,7 +266,7 @@ def place_of(view: View, query: Sequence[int]) -> int:
         InputError: for a place outside of the grid.
     """
     rows, columns = view.tower.config.grid
-    place = tuple(query) if isinstance(query, Iterable) else ()
+    place: Sequence[Any] = list(query) if isinstance(query, Iterable) else []
     whole = len(place) == 2 and all(isinstance(x, Integral) for x in place)
     if not whole or not (0 <= place[0] < rows and 0 <= place[1] < columns):
         raise InputError(
