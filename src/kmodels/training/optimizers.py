@@ -90,6 +90,8 @@ class ParamGroupOptimizer(Checked, keras_internals.OwnDecay):
         InputError: for values out of range.
     """
 
+    checks_methods = False  # they are parts of a step
+
     def __init__(
         self,
         *,
