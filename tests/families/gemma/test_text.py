@@ -282,8 +282,14 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
     for length in (1, "a"):
         message = "give a whole number from 2 on"
         refused(message, setattr, preprocessor, "sequence_length", length)
+    for length in (0, 1, -5, 2.5, "a"):
+        message = f"sequence_length is {length!r}; give a whole number from 2 on"
+        for method in ("__call__", "encode", "pack", "generate_preprocess"):
+            refused(message, getattr(preprocessor, method), ["the fox"], sequence_length=length)
     message = "loss_on is 'x'; choose one of all, responses"
     refused(message, GemmaCausalLMPreprocessor, tokenizer, loss_on="x")
+    refused(message, setattr, preprocessor, "loss_on", "x")
+    refused("tokenizer is a int; give a Gemma", setattr, preprocessor, "tokenizer", 3)
     message = "tokenizer is a int; give a GemmaTokenizer, or the path"
     refused(message, GemmaCausalLMPreprocessor, 3)
     fields = tokenizer.to_dict()

@@ -11,12 +11,16 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader
 from kmodels.models import (
+    CLIPTokenizer,
+    ImageTextPreprocessor,
+    NaFlexViTImageClassifierPreprocessor,
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
     ViTImageSegmenterPreprocessor,
     ViTObjectDetectorPreprocessor,
 )
+from kmodels.text import byte_level
 from refusals import refused
 from tolerances import tolerance
 
@@ -42,6 +46,86 @@ def test_resizing_takes_pictures_of_any_size_and_antialiases():
     np.testing.assert_allclose(y[0], 0.2, atol=1e-6)
     assert np.abs(y[1] - 0.5).max() < 0.1
     assert pre(np.zeros((0, 8, 9, 1), "uint8")).shape == (0, 2, 3, 1)
+
+
+class Darkened(ViTImageClassifierPreprocessor):
+    """A user's, with an argument that `to_dict` lacks."""
+
+    def __init__(self, *args, by=0.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.by = by
+
+    def call(self, x, y=None, sample_weight=None):
+        return super().call(x, y, sample_weight) - self.by
+
+
+def of_texts(**settings):
+    tokenizer = CLIPTokenizer(byte_level.build({"a": 0, "<|endoftext|>": 1}, []), name="words")
+    return ImageTextPreprocessor(tokenizer, **{"image_size": (4, 4), **settings})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "wrong"),
+    [
+        (ViTImageClassifierPreprocessor, "image_size", (3, 5), 4),
+        (ViTImageClassifierPreprocessor, "mean", (0.1, 0.2, 0.3), 0.5),
+        (ViTImageClassifierPreprocessor, "std", (0.1, 0.2, 0.3), (0, 0, 0)),
+        (ViTImageClassifierPreprocessor, "interpolation", "nearest", "magic"),
+        (ViTImageClassifierPreprocessor, "antialias", False, "no"),
+        (ViTImageClassifierPreprocessor, "crop_to_aspect_ratio", True, 2),
+        (ViTImageClassifierPreprocessor, "resize_size", 5, 0),
+        (Darkened, "image_size", (3, 5), "big"),
+        (Darkened, "by", 2.0, None),
+        (ViTImageConverter, "image_size", (3, 5), (0, 5)),
+        (ViTImageConverter, "scale", 0.5, "half"),
+        (ViTImageConverter, "offset", [1.0, 2.0, 3.0], "none"),
+        (ViTImageConverter, "crop_to_aspect_ratio", False, "no"),
+        (ViTImageConverter, "interpolation", "nearest", "magic"),
+        (ViTImageConverter, "antialias", True, "yes"),
+        (ViTImageConverter, "pad_to_aspect_ratio", False, True),
+        (ViTImageConverter, "data_format", "channels_last", "channels_first"),
+        (ViTImageSegmenterPreprocessor, "aspect_ratio", "pad", "padded"),
+        (NaFlexViTImageClassifierPreprocessor, "max_num_patches", 4, 0),
+        (NaFlexViTImageClassifierPreprocessor, "enlarge", True, "yes"),
+        (of_texts, "image_size", (3, 5), 4),
+        (of_texts, "mean", (0.1, 0.2, 0.3), 0.5),
+    ],
+)
+def test_an_argument_that_is_set_later_is_checked_and_followed(kind, name, value, wrong):
+    settings = {"patch_size": 2} if kind is NaFlexViTImageClassifierPreprocessor else {}
+    settings = settings or {"image_size": (4, 4)}
+    if kind is Darkened:
+        settings["by"] = 1.0
+    changed, expected = kind(**settings), kind(**{**settings, name: value})
+    image = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype="uint8")
+    x = {"images": [image], "captions": ["a"]} if kind is of_texts else [image]
+    if wrong is not None:
+        before = changed(x)
+        with pytest.raises(InputError):
+            setattr(changed, name, wrong)
+        keras.tree.map_structure(np.testing.assert_array_equal, changed(x), before)
+    setattr(changed, name, value)
+    keras.tree.map_structure(np.testing.assert_array_equal, changed(x), expected(x))
+    assert changed.to_dict() == expected.to_dict()
+
+
+def test_what_is_set_on_the_image_converter_changes_the_preprocessor():
+    pre = ViTImageClassifierPreprocessor((4, 4))
+    pre.image_converter.image_size = (2, 3)
+    pre.image_converter.offset = [-1.0, 0.0, 1.0]
+    part = pre.image_converter
+    part.crop_to_aspect_ratio = True
+    x = np.random.default_rng(0).integers(0, 256, (2, 6, 9, 3), dtype="uint8")
+    assert pre.image_size == (2, 3) and pre.crop_to_aspect_ratio
+    assert pre.mean == (0.5, 0.0, -0.5)
+    again = ViTImageClassifierPreprocessor(image_converter=part)
+    np.testing.assert_array_equal(pre(x), again(x))
+    pre.image_converter = ViTImageConverter((5, 5), crop_to_aspect_ratio=False)
+    assert pre.image_size == (5, 5) and not pre.crop_to_aspect_ratio
+    masks = ViTImageSegmenterPreprocessor((4, 4))
+    with pytest.raises(InputError, match="has settings that crop images"):
+        masks.image_converter.crop_to_aspect_ratio = True
+    assert not masks.crop_to_aspect_ratio
 
 
 def converter(**settings):
@@ -73,6 +157,10 @@ PRE, X = ViTImageClassifierPreprocessor, np.zeros((2, 6, 9, 3), "uint8")
         (lambda: converter(data_format="channels_first"), "data_format is 'channels_first'"),
         (lambda: converter(interpolation="area"), "interpolation='area'"),
         (lambda: converter()(X[..., :1]), "offset has 3 values and the images 1 channels"),
+        (
+            lambda: PRE(image_converter=ViTImageConverter((4, 4), offset=[0.1, 0.2])),
+            "scale or offset has 2 values for 3 channels",
+        ),
         (lambda: converter()(X[0, :, :, 0]), r"an image has shape \(6, 9\)"),
     ],
 )

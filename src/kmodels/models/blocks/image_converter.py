@@ -11,7 +11,7 @@ from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.decoding import is_picture, warn_of_range, with_channels
-from kmodels.data.images.resizing import Resizing
+from kmodels.data.images.resizing import Resizing, sides_of
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import Preprocessor
 
@@ -83,7 +83,7 @@ class ImageConverter(Preprocessor):
                 f"data_format is {data_format!r}; images are (height, width, channels): leave it "
                 "out"
             )
-        self.image_size = None if image_size is None else tuple(image_size)
+        self.image_size = None if image_size is None else sides_of(image_size)
         self.scale = scale
         self.offset = offset
         self.interpolation = interpolation
@@ -183,10 +183,18 @@ def check_supported(pads: bool, interpolation: str) -> None:
 
 
 def each_channel(value: float | Sequence[float] | np.ndarray, channels: int) -> list[float]:
-    """Returns one number per channel, also if one is given for all."""
-    if isinstance(value, Sequence | np.ndarray):
-        return [float(x) for x in np.ravel(value)]
-    return [float(value)] * channels
+    """Returns one number per channel, also if one is given for all.
+
+    Raises:
+        InputError: for another number of values.
+    """
+    values = np.ravel(np.asarray(value, "float64"))
+    if values.size not in (1, channels):
+        raise InputError(
+            f"scale or offset has {values.size} values for {channels} channels; give one per "
+            "channel, or one number"
+        )
+    return np.broadcast_to(values, channels).tolist()
 
 
 def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:

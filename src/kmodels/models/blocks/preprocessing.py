@@ -20,13 +20,31 @@ SETTINGS_FILE = "preprocessor.json"
 
 # Arguments of `keras.layers.Layer` besides name and dtype.
 _LAYER = ("activity_regularizer", "autocast", "trainable")
+# Attributes that count what was done, which no argument changes.
+_COUNTS = {"cut"}
 
 
-class Preprocessor(Checked, keras.layers.Layer):
+class _Constructed(type):
+    """Class of the preprocessors, whose instances record that their constructor has returned."""
+
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        layer = super().__call__(*args, **kwargs)
+        object.__setattr__(layer, "_is_constructed", True)
+        return layer
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's; without it that of `__call__` would be shown."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+
+class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
     """The base of every preprocessor and converter.
 
     A subclass computes in `call`, with NumPy; returns shapes and dtypes in `compute_output_spec`,
-    for tf.data; and returns its arguments as plain values in `to_dict`. It has no weights.
+    for tf.data; and returns its arguments as plain values in `to_dict`. It has no weights. Setting
+    an argument as an attribute later has the effect of another constructor call with it.
 
     Args:
         name: name of the layer.
@@ -63,6 +81,29 @@ class Preprocessor(Checked, keras.layers.Layer):
         check_names(type(self).__name__, kwargs, _LAYER, own)
         super().__init__(**{"name": name, "dtype": policy, **kwargs})
         self.built = True
+        object.__setattr__(self, "_of_keras", frozenset(vars(self)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; an argument is checked, and what follows from it changes, too."""
+        state, own = vars(self), inspect.signature(type(self)).parameters
+        has_setter = getattr(getattr(type(self), name, None), "fset", None) is not None
+        if "_is_constructed" not in state or has_setter or name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        arguments = {**self._arguments(), **{key: state[key] for key in own if key in state}}
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in own.values())
+        if name not in own and not (open_ended and name in arguments):
+            super().__setattr__(name, value)
+            return
+        changed = type(self)(**{**arguments, name: value})
+        if "_owner" in state:
+            state["_owner"].image_converter = changed
+        for key in vars(changed).keys() - state["_of_keras"] - _COUNTS:
+            object.__setattr__(self, key, vars(changed)[key])
+
+    def _arguments(self) -> dict[str, Any]:
+        """Returns the arguments that are not attributes; those that are take precedence."""
+        return self.to_dict()
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
         """Makes inputs of the model from raw data, of which Keras' own call would make tensors."""

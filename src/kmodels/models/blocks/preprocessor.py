@@ -128,7 +128,7 @@ class CausalLMPreprocessor(TextPreprocessor):
                 '{"prompts": ..., "responses": ...} with loss_on="responses"'
             )
         records, is_batch = self._records(x)
-        length = sequence_length or self.sequence_length
+        length = self._row_length(sequence_length)
         examples = self._examples(records, length)
         x, labels, weights = pad(examples, length, self.tokenizer.pad_token_id)
         x = self._completed(x, [[example] for example in examples])
@@ -166,7 +166,7 @@ class CausalLMPreprocessor(TextPreprocessor):
         Returns:
             An example for each, cut to `sequence_length + 1` tokens.
         """
-        return self._examples(self._records(records)[0], sequence_length or self.sequence_length)
+        return self._examples(self._records(records)[0], self._row_length(sequence_length))
 
     def _records(self, x: Data) -> tuple[list[Any], bool]:
         """Returns records one by one, and whether there was more than one to begin with."""
@@ -205,7 +205,7 @@ class CausalLMPreprocessor(TextPreprocessor):
             The parts that the class gives, with "segment_ids" and "positions" in the dictionary;
             there are fewer rows than examples.
         """
-        length = sequence_length or self.sequence_length
+        length = self._row_length(sequence_length)
         return pack(self.encode(records, length), length, self.tokenizer.pad_token_id)
 
     def generate_preprocess(self, x: Data, sequence_length: int | None = None) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class CausalLMPreprocessor(TextPreprocessor):
         Raises:
             InputError: for a chat that is too long, or that its template refuses.
         """
-        length, x = sequence_length or self.sequence_length, on_host(x)
+        length, x = self._row_length(sequence_length), on_host(x)
         if is_chat(x):
             chats, is_batch = as_chats(x)
             prompts = self.chat_examples(chats)

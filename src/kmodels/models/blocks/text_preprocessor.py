@@ -66,7 +66,7 @@ class TextPreprocessor(Preprocessor):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.tokenizer = self._tokenizer(tokenizer)
+        self.tokenizer = tokenizer  # type: ignore[assignment]
         self.sequence_length = sequence_length
         self.add_start_token = add_start_token
         self.add_end_token = add_end_token
@@ -74,7 +74,7 @@ class TextPreprocessor(Preprocessor):
     def __setattr__(self, name: str, value: object) -> None:
         """Keras' own, but that a tokenizer is not a part of a model, though it may be a layer."""
         if name == "tokenizer":
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, self._tokenizer(value))
         else:
             super().__setattr__(name, value)
 
@@ -101,6 +101,10 @@ class TextPreprocessor(Preprocessor):
     def sequence_length(self, value: int) -> None:
         self._sequence_length = _length(value)
 
+    def _row_length(self, sequence_length: int | None) -> int:
+        """Returns the length that a call gives, or else the one set."""
+        return self.sequence_length if sequence_length is None else _length(sequence_length)
+
     def call(
         self,
         x: Data,
@@ -126,14 +130,14 @@ class TextPreprocessor(Preprocessor):
         return record
 
     def _rows(self, texts: list[str], sequence_length: int | None) -> dict[str, np.ndarray]:
-        length = _length(sequence_length or self.sequence_length)
+        length = self._row_length(sequence_length)
         return self._padded(self.token_rows(texts, length), length)
 
     def token_rows(
         self, texts: list[str], sequence_length: int | None = None
     ) -> list[list[int | None]]:
         """Returns token ids between start and end token, cut to fit and not padded."""
-        length = _length(sequence_length or self.sequence_length)
+        length = self._row_length(sequence_length)
         begins = self.add_start_token and self.tokenizer.start_token_id is not None
         start = [self.tokenizer.start_token_id] if begins else []
         end = [self.tokenizer.end_token_id] if self.add_end_token else []
@@ -164,7 +168,7 @@ class TextPreprocessor(Preprocessor):
                 f"the preprocessor got {first.dtype} with {len(first.shape)} axes in tf.data; give "
                 "strings, single or batched once"
             )
-        shape = (*first.shape, sequence_length or self.sequence_length)
+        shape = (*first.shape, self._row_length(sequence_length))
         return {name: keras.KerasTensor(shape, "int32") for name in ("token_ids", "padding_mask")}
 
     def _settings(self) -> dict[str, Any]:
@@ -173,6 +177,9 @@ class TextPreprocessor(Preprocessor):
             "add_start_token": self.add_start_token,
             "add_end_token": self.add_end_token,
         }
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._settings()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns arguments that make an equal one, as plain values; the tokenizer is in it."""

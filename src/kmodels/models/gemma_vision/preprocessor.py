@@ -608,7 +608,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         The images of a row are those of its examples, in order. All pixels are in memory at once,
         as float32.
         """
-        length = sequence_length or self.sequence_length
+        length = self._row_length(sequence_length)
         examples = self.encode(records, length)
         x, labels, weights = pack(examples, length, self.tokenizer.pad_token_id)
         rows = assign([len(example.ids) - 1 for example in examples], length)

@@ -200,7 +200,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def image_converter(self) -> ViTImageConverter:
-        """The same as a layer with keras-hub's arguments.
+        """The same as a layer with keras-hub's arguments; what is set on it is set here, too.
 
         Raises:
             InputError: for a preprocessor with `resize_size`, or another `resize_mode`.
@@ -210,7 +210,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
                 f"an image converter has no counterpart for resize_size={self.resize_size} and "
                 f"resize_mode={self.resize_mode!r}; give None and 'stretch'"
             )
-        return ViTImageConverter(**converter_settings(self))
+        converter = ViTImageConverter(**converter_settings(self))
+        object.__setattr__(converter, "_owner", self)
+        return converter
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns images to normalised floats."""
