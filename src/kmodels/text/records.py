@@ -291,7 +291,7 @@ def template_fields(value: dict[str, Any]) -> Record:
     tools, variables = value.get("tools"), value.get("chat_template_kwargs")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools) if tools.strip() else None
+            tools = json.loads(tools, object_pairs_hook=_once) if tools.strip() else None
         except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"field 'tools' is not JSON: {error}") from error
     if tools is not None:
@@ -422,7 +422,9 @@ def _parse(line: bytes, limit: int) -> Any:
     if len(line.rstrip(b"\r\n")) > limit:
         raise InputError(f"longer than {limit} bytes")
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
     except json.JSONDecodeError as error:
@@ -432,6 +434,16 @@ def _parse(line: bytes, limit: int) -> Any:
         raise InputError(f"not JSON that Python reads: {error}") from error
     except RecursionError as error:
         raise InputError("not a record: nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON; raises InputError for a key that it has twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"field {twice!r} is there twice; give each once")
+    return value
 
 
 METADATA, TABLE = "metadata.jsonl", "metadata.csv"

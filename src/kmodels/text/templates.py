@@ -2,14 +2,27 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError, check_names
-from kmodels.text.chat_template import Rendered, check_fields, choose_template, variables
-from kmodels.text.records import FIELDS, UNREAD, check_record, has_messages, unread_fields
+from kmodels.text.chat_template import (
+    REASONING,
+    Rendered,
+    check_fields,
+    choose_template,
+    variables,
+)
+from kmodels.text.records import (
+    FIELDS,
+    UNREAD,
+    check_record,
+    has_messages,
+    has_value,
+    unread_fields,
+)
 from kmodels.text.tokenizer import Tokenizer
 
 _NEED_OWN = "need the tokenizer's own chat template, which it lacks or template= leaves out"
@@ -159,6 +172,7 @@ class Template:
         written = self._chat(record, turns) if turns else self._instruction(record)
         if reply:
             _check_weights(record, find_replies)
+            _warn_of_reasoning(record.get("messages", ()), "")
             return written
         last = max(i for i, part in enumerate(written.parts) if part.learn)
         parts = written.parts[:last]
@@ -282,6 +296,7 @@ def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: boo
         return Rendered(write(messages, add_generation_prompt=True), [])
     if not any(learnt):
         raise InputError("field 'messages' has no reply to learn from")
+    _warn_of_reasoning(messages, template)
     if find_replies:
         return tokenizer.render_chat(messages, tools=tools, **values)
     _check_weights(record, find_replies)
@@ -292,6 +307,16 @@ def _check_weights(record: dict[str, Any], find_replies: bool) -> None:
     replies = [one for one in record.get("messages", ()) if one["role"] == "model"]
     if not find_replies and any(one.get("weight") == 0 for one in replies):
         raise InputError("a reply has weight 0, so loss_on has to be 'responses'")
+
+
+def _warn_of_reasoning(messages: Iterable[Mapping[str, Any]], template: str) -> None:
+    names = {name for message in messages for name in REASONING if has_value(message, name)}
+    if names and not any(name in template for name in REASONING):
+        warnings.warn(
+            f"a reply has {' and '.join(sorted(names))}, which the chat template does not write, "
+            "so it is not learnt; put it into the content, or give a template that writes it",
+            stacklevel=2,
+        )
 
 
 def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:

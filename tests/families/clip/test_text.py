@@ -14,6 +14,7 @@ from kmodels.models import (
     CLIPTextModelWithProjection,
     CLIPTokenizer,
 )
+from kmodels.text import Cut
 from refusals import refused
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
@@ -98,6 +99,10 @@ def test_rows_are_those_of_transformers(folder, said):
     again = CLIPPreprocessor.from_config(preprocessor.get_config())
     assert again.get_config() == preprocessor.get_config()
     assert CLIPPreprocessor(preprocessor.tokenizer).sequence_length == 77
+    text = "a long text " * 9
+    again([text, "a"])
+    ids = preprocessor.tokenizer(text)
+    assert again.cut == Cut(examples=1, prompt_tokens=len(ids) - 10)
 
 
 def test_what_is_no_text_is_refused(folder):

@@ -144,6 +144,9 @@ def test_samples_of_a_batch_have_the_same_parts(second, message):
 @pytest.mark.once
 def test_batches_of_strange_shape():
     refused("4 items per batch", as_tuple, (1, 2, 3, 4))
+    for texts in (("a", "b"), (b"a", "b", "c")):
+        refused(f"a tuple of {len(texts)} texts, which may be a batch or", as_tuple, texts)
+        assert as_tuple([*texts]) == ([*texts],)
     refused("differ in size", to_numpy, [np.zeros((2, 2)), np.zeros((3, 2))])
     named = {"token_ids": X, "padding_mask": X}
     assert as_tuple(named) == (named,)

@@ -76,6 +76,15 @@ def test_each_form_of_a_record(tmp_path, line, record):
     ("line", "message"),
     [
         (b'{"instruction": "a", }', "not JSON at column 22: "),
+        (b'{"text": "a", "text": "b"}', "field 'text' is there twice; give each once"),
+        (
+            b'{"messages": [{"role": "user", "role": "tool", "content": "a"}]}',
+            "field 'role' is there twice",
+        ),
+        (
+            talk(("human", "a"), ("gpt", "b"), tools='[{"a": 1, "a": 2}]'),
+            "field 'a' is there twice",
+        ),
         (b"plain", "not JSON at column 1: "),
         (b'{"text": "\xff"}', "not UTF-8 at byte 11"),
         (b'{"text": "\\ud800"}', "field 'text' holds half of a surrogate pair"),

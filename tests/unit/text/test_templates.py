@@ -6,6 +6,7 @@ import pytest
 from chat_cases import said
 from kmodels.models.gemma.text import CHATS
 from kmodels.text import Template
+from kmodels.text.training import train_tokenizer
 from refusals import refused
 
 RECORD = {"instruction": "Say {response}.", "context": "", "response": "Hi {context}."}
@@ -62,6 +63,24 @@ def test_fields_that_no_form_reads_are_named():
     template({"prompts": "a"}, reply=False)
     with pytest.warns(UserWarning, match="a record has audio, which"):
         template({"prompts": "a", "responses": "b", "audio": np.zeros(3)})
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("own", [False, True])
+def test_reasoning_that_is_not_learnt_is_named(name, own):
+    reply = {"role": "assistant", "content": "b", name: "c"}
+    record = {"messages": [{"role": "user", "content": "a"}, reply]}
+    tokenizer = train_tokenizer(["a b c"], 300) if own else None
+    template = Template("chat_template" if own else "gemma", CHATS)
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    if tokenizer is not None:
+        tokenizer.chat_template = plain
+    with pytest.warns(UserWarning, match=f"a reply has {name}, which the chat template does not"):
+        template(record, tokenizer=tokenizer)
+    template(record, reply=False, tokenizer=tokenizer)
+    if tokenizer is not None:
+        tokenizer.chat_template = plain.replace("m.content", "m.reasoning_content ~ m.content")
+        assert template(record, tokenizer=tokenizer).text.endswith("cb")
 
 
 def test_alpaca_tells_of_an_input_only_where_there_is_one():

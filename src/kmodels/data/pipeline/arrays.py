@@ -28,6 +28,9 @@ def as_tuple(batch: Tree) -> tuple:
 
     Of named columns the label is y; x is the image, or without one all other columns as the named
     inputs of a model. A list of texts or records is x, since loaders collate them so.
+
+    Raises:
+        InputError: for a tuple of another length, or of two or three texts.
     """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
@@ -38,6 +41,11 @@ def as_tuple(batch: Tree) -> tuple:
             return (batch,)
         weight = (batch["sample_weight"],) if "sample_weight" in batch else ()
         return (inputs if image is None else batch[image], batch[label], *weight)
+    if isinstance(batch, tuple) and 1 < len(batch) < 4 and all(map(_is_text, batch)):
+        raise InputError(
+            f"the data gave a tuple of {len(batch)} texts, which may be a batch or one sample and "
+            'its answer; give a list for a batch, or {"prompts": ..., "responses": ...}'
+        )
     if not isinstance(batch, tuple | list) or (batch and all(map(_is_sample, batch))):
         return (batch,)
     return in_parts(batch)
@@ -69,6 +77,10 @@ def _is_sample(part: object) -> bool:
         values = part.values()
         numbers = all(isinstance(value, int | float) or value is None for value in values)
         return is_record(part) and not numbers
+    return _is_text(part)
+
+
+def _is_text(part: object) -> bool:
     return isinstance(part, str | bytes)
 
 

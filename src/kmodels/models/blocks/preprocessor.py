@@ -15,7 +15,7 @@ from kmodels.core.types import Data
 from kmodels.generation.task import Generates
 from kmodels.models.blocks.preprocessing import on_host
 from kmodels.models.blocks.text_preprocessor import TextPreprocessor, one_by_one
-from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
+from kmodels.text import Example, Template, Tokenizer, Turns, encode, pack, pad
 from kmodels.text.chat_template import (
     MODEL_ROLES,
     Rendered,
@@ -52,7 +52,6 @@ class CausalLMPreprocessor(TextPreprocessor):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
-        cut: a `kmodels.text.Cut`, which counts the cuts of examples that were too long.
         chats: the family's chat formats by name.
         takes_images: whether messages may hold images.
 
@@ -92,7 +91,6 @@ class CausalLMPreprocessor(TextPreprocessor):
         super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
         self.loss_on = loss_on
         self.template = template
-        self.cut = Cut()
 
     @property
     def template(self) -> str:

@@ -15,7 +15,7 @@ from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.generation.request import pad_rows
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.models.blocks.tokenizer import LayerTokenizer
-from kmodels.text import Tokenizer
+from kmodels.text import Cut, Tokenizer
 from kmodels.text.records import PICTURES, holds_pictures
 from kmodels.text.texts import as_list, as_text
 
@@ -37,6 +37,7 @@ class TextPreprocessor(Preprocessor):
         tokenizer_class: the family's tokenizer.
         reader: name of the model, for errors.
         siblings: names of the family's other preprocessors, whose files this one reads.
+        cut: a `kmodels.text.Cut`, which counts the tokens of texts that were too long.
 
     Call:
         x: a text, a list of texts, or a dictionary of "prompts" (one text or a list); strings,
@@ -70,6 +71,7 @@ class TextPreprocessor(Preprocessor):
         self.sequence_length = sequence_length
         self.add_start_token = add_start_token
         self.add_end_token = add_end_token
+        self.cut = Cut()
 
     def __setattr__(self, name: str, value: object) -> None:
         """Keras' own, but that a tokenizer is not a part of a model, though it may be a layer."""
@@ -143,6 +145,9 @@ class TextPreprocessor(Preprocessor):
         end = [self.tokenizer.end_token_id] if self.add_end_token else []
         room = length - len(start) - len(end)
         rows = self.tokenizer.encode_batch(texts)
+        excess = [len(tokens) - room for tokens in rows if len(tokens) > room]
+        self.cut.examples += len(excess)
+        self.cut.prompt_tokens += sum(excess)
         return [[*start, *tokens[:room], *end] for tokens in rows]
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
