@@ -17,7 +17,12 @@ from kmodels.core.errors import InputError, check_whole, pluralize, shown
 from kmodels.core.files import is_remote, named_file, paths_below
 from kmodels.core.remote import local_copy
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
-from kmodels.data.images.sources import is_image_file, unread_files, warn_of_files
+from kmodels.data.images.sources import (
+    check_stems,
+    is_image_file,
+    unread_files,
+    warn_of_files,
+)
 
 Record = dict[str, Any]
 _PAIRS = (
@@ -488,6 +493,7 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
             "a.png and a.txt; give one of them"
         )
     warn_of_files(folder, unread_files(paths))
+    check_stems(folder, images)
     for image in images:
         yield str(image), partial(_beside, image)
 

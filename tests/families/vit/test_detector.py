@@ -228,6 +228,20 @@ def test_boxes_without_an_area_are_left_out_by_name(tmp_path):
     assert [len(one["boxes"]) for one in data.objects] == [0, 1]
 
 
+@pytest.mark.parametrize("crop", [None, 0.5])
+@pytest.mark.parametrize("box", [(2, 3, 10, 12), (0.5, 0.5, 160, 0.5), (-30, 0.5, 0.1, 0.1)])
+def test_boxes_in_pixels_are_refused(box, crop):
+    label = {"boxes": np.array([box]), "class_labels": np.array([1])}
+    source = BoxImages([np.zeros((16, 16, 3), "uint8")] * 2, [label] * 2)
+    message = r"image 0 has the box \[.*; give center x and y, width and height as parts of the"
+    refused(message, BoxLoader(source, 2, crop=crop).__getitem__, 0)
+
+
+def test_objects_have_their_names():
+    images, label = [np.zeros((4, 4, 3), "uint8")], {"boxes": np.zeros((0, 4)), "labels": []}
+    refused("image 0 has boxes, labels; give boxes and class_labels", BoxImages, images, [label])
+
+
 def test_crops_and_flips_move_boxes():
     """A white box on black: its pixels are where the label says, in every augmented image."""
     image = np.zeros((32, 32, 3), "uint8")

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from kmodels.data import BoxLoader, MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
+from kmodels.data.images import decoding
 from refusals import refused
 
 
@@ -234,10 +235,55 @@ def test_class_names(tmp_path, content, message):
         refused(message, open_masks, f"folder:{tmp_path}")
 
 
+def test_what_would_be_learnt_wrong_is_refused(tmp_path, monkeypatch):
+    mask_folder(tmp_path)
+    spec = f"folder:{tmp_path}"
+    refused(
+        "ignore_class is 0 with reduce_labels", open_masks, spec, reduce_labels=True, ignore_class=0
+    )
+    refused("ignore_class is 'a'; give a whole number or None", open_masks, spec, ignore_class="a")
+    for share in (0.5, -1, float("nan")):
+        refused("validation_split is ", open_masks, spec, validation_split=share)
+    Image.fromarray(np.zeros((8, 8, 3), "uint8")).save(tmp_path / "images" / "0.jpg")
+    refused(r"images has 0\.jpg and 0\.png, to which one mask", open_masks, spec)
+    (tmp_path / "images" / "0.jpg").unlink()
+    for i in range(4):
+        path = tmp_path / "masks" / ("city" if i % 2 else "") / f"{i}.png"
+        Image.fromarray(np.eye(8, dtype="uint8") * 255).save(path)
+    refused("pixels of class 0 and of ignore_class=255 alone, so", open_masks, spec)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 63)
+    refused(r"0\.png is not a PNG of a mask \(8x8 is over 63 pixels", open_masks, spec)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_masks_of_turned_images(tmp_path, monkeypatch, orientation):
+    """A mask with an orientation is turned as its image; one without is named."""
+    monkeypatch.setitem(decoding._told_of, "orientation", False)
+    labels = np.arange(64, dtype="uint8").reshape(8, 8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        Image.fromarray(labels).save(tmp_path / kind / "0.png", exif=exif)
+    train = open_masks(f"folder:{tmp_path}", validation_split=0.0).train
+    (image,), (mask,) = train.batch(np.arange(1))
+    np.testing.assert_array_equal(image[..., 0], mask)
+    Image.fromarray(labels).save(tmp_path / "masks" / "0.png")
+    if orientation == 1:
+        train.batch(np.arange(1))
+        return
+    with pytest.warns(UserWarning, match=r"0\.png has an EXIF orientation and is turned upright"):
+        (image,), (mask,) = train.batch(np.arange(1))
+    assert not np.array_equal(image[..., 0], mask)
+    train.batch(np.arange(1))  # once is enough
+
+
 def test_what_cannot_be_is_said(tmp_path):
     images, masks = made_scenes(4, (8, 8))
     message = r"images have shape .* and masks .*; give \(n, H, W, C\)"
     refused(message, MaskArrays, images, masks[:3])
+    refused("one of the masks has class 0.5; give whole", MaskArrays, images, masks + 0.5)
+    refused(r"images are of shape \(4, 3", MaskArrays, images.transpose(0, 3, 1, 2), masks)
     pairs, message = MaskArrays(images, masks), "which leave pixels without a class"
     for resizing in (Resizing(crop_to_aspect_ratio=True), Resizing(resize_mode="crop")):
         refused(message, MaskLoader, pairs, 2, resizing=resizing)

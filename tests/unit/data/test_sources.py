@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmodels.data import ImageLoader, ImageSource, open_boxes, open_dataset, open_masks
+from kmodels.data import ArraySource, ImageLoader, ImageSource, open_boxes, open_dataset, open_masks
 from kmodels.data.images import datasets
 from kmodels.data.images.sources import split
 from python_process import run_python
@@ -216,6 +216,38 @@ def test_npz_that_is_no_archive(tmp_path):
 )
 def test_settings_errors(arguments, message):
     refused(message, open_dataset, **arguments)
+
+
+IMAGES = np.zeros((4, 8, 9, 3), "uint8")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (IMAGES, np.eye(4), r"labels have shape \(4, 4\) of float64; give the number of a class"),
+        (IMAGES, np.zeros((4, 1)), r"labels have shape \(4, 1\)"),
+        (IMAGES, list("abcd"), "labels have shape .* of <U1"),
+        (IMAGES, [0, 0.5, 1, 2], "the data has class 0.5; give whole numbers"),
+        (IMAGES, [0, 1], "4 images but 2 labels"),
+        (IMAGES[..., 0], [0, 1, 2, 3], r"images are of shape \(4, 8, 9\); give an array"),
+        (IMAGES.transpose(0, 3, 1, 2), [0, 1, 2, 3], r"images are of shape \(4, 3, 8, 9\)"),
+        ([*IMAGES], [0, 1, 2, 3], "images are a list; give an array"),
+    ],
+)
+def test_arrays_that_are_no_images_with_classes(images, labels, message):
+    refused(message, ArraySource, images, labels)
+
+
+@pytest.mark.parametrize("images", [IMAGES + np.float32(0.5), IMAGES + np.uint16(300)])
+def test_arrays_in_another_range_are_named(images):
+    with pytest.warns(UserWarning, match="read as values from 0 to 255"):
+        ArraySource(images, np.arange(4))
+
+
+@pytest.mark.parametrize("name", ["shuffle", "seed", "augment", "drop_last", "batch_size"])
+def test_settings_of_a_loader_that_are_set_later_are_refused(name):
+    loader = ImageLoader(ArraySource(IMAGES, np.arange(4)), 2)
+    refused(f"{name} cannot be set later; make another ImageLoader", setattr, loader, name, 1)
 
 
 @pytest.mark.parametrize("size", [16, (16,), (0, 8), (8.5, 8), "ab", (8, np.inf), (8, 8, 3)])

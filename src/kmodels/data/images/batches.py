@@ -13,7 +13,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.augment import Augment, crop_and_resize, photometric_distortion
-from kmodels.data.images.boxes import KEYS, cropped, padded
+from kmodels.data.images.boxes import KEYS, check_objects, cropped, padded
 from kmodels.data.images.decoding import with_channels
 from kmodels.data.images.resizing import USUAL, Resizing, resize, with_shorter_side
 from kmodels.data.images.sources import NO_LABEL, ImageSource, check_labels
@@ -304,6 +304,8 @@ class BoxMaker(BatchMaker):
             shapes = np.array([picture.shape[:2] for picture in pictures])
             drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
             parts = [tuple(part) for part in drawn.tolist()]
+            for sample, one in zip(samples, objects, strict=True):
+                check_objects(one, int(sample))  # which a crop would cut to the image
             sides = shapes[:, [1, 0, 1, 0]]
             objects = [cropped(*one) for one in zip(objects, drawn / sides, strict=True)]
         images = np.stack(

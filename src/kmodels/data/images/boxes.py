@@ -8,13 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_hidden, is_inside
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
-from kmodels.data.images.decoding import decode_file, suffixes
+from kmodels.data.images.decoding import (
+    decode,
+    is_turned,
+    read_picture,
+    suffixes,
+    tell_of_orientation,
+)
 from kmodels.data.images.resizing import sides_of
-from kmodels.data.images.sources import DataBundle, check_whole_classes, split
+from kmodels.data.images.sources import DataBundle, check_share, check_whole_classes, split
 from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects, number_of_scenes
 
 SPECS = "scenes[:N], coco:DIR"
@@ -61,6 +68,10 @@ class BoxImages:
             raise InputError(
                 f"{len(images)} images have the boxes of {len(objects)}; give those of each"
             )
+        for number, one in enumerate(objects):
+            if not isinstance(one, Mapping) or not set(KEYS) <= set(one):
+                keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else repr(one)
+                raise InputError(f"image {number} has {keys}; give {' and '.join(KEYS)}")
         self.images, self.objects, self.sizes = images, list(objects), sizes
         self.labels = np.arange(len(objects), dtype="int32")
         self.most = max((len(one[KEYS[1]]) for one in objects), default=0)
@@ -80,13 +91,16 @@ class BoxImages:
         image = self.images[index]
         if not isinstance(image, Path):
             return image
-        pixels = decode_file(image)
+        content = read_picture(image)
+        pixels = decode(content, str(image))
         height, width = pixels.shape[:2] if self.sizes is None else self.sizes[index]
         if pixels.shape[:2] != (height, width):
             raise InputError(
                 f"{image} has {pixels.shape[1]}x{pixels.shape[0]} pixels, but its annotations are "
                 f"for {width}x{height}; give annotations for the image as it is"
             )
+        if is_turned(content):
+            tell_of_orientation(str(image), "boxes are read as they are")
         return pixels
 
     def part(self, indices: np.ndarray) -> "BoxImages":
@@ -109,30 +123,49 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
         two, so that few steps are compiled.
 
     Raises:
-        InputError: for boxes that are not finite, of a negative size, or without a whole number as
-            class each.
+        InputError: as `check_objects`.
     """
     room = 1 << (max([1, room, *(len(one[KEYS[1]]) for one in objects)]) - 1).bit_length()
     # A box that stands for none has an area, so that no derivative is infinite.
     boxes = np.full((len(objects), room, 4), 0.5, "float32")
     classes = np.full((len(objects), room), -1, "int32")
     for number, one in enumerate(objects):
-        own, labels = (np.asarray(one[key], "float32") for key in KEYS)
-        if own.size == labels.size == 0:
-            continue
-        if labels.ndim != 1 or own.shape != (len(labels), 4):
-            raise InputError(
-                f"image {number} has boxes {own.shape} and classes {labels.shape}; give (T, 4) and "
-                "(T,)"
-            )
-        if not np.isfinite(own).all() or (own[:, 2:] < 0).any():
-            raise InputError(f"image {number} has a box that is not finite, or of a negative size")
-        check_whole_classes(labels, f"image {number}")
+        own, labels = check_objects(one, number)
         if "iscrowd" in one:
             single = np.asarray(one["iscrowd"]) == 0
             own, labels = own[single], labels[single]
         boxes[number, : len(own)], classes[number, : len(own)] = own, labels
     return dict(zip(KEYS, (boxes, classes), strict=True))
+
+
+def check_objects(one: Mapping[str, Any], number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns boxes and classes of an image as float32 arrays.
+
+    Args:
+        one: "boxes" and "class_labels" of the image.
+        number: its number, for messages.
+
+    Raises:
+        InputError: for boxes that are not finite, of a negative size, in pixels, or without a whole
+            number as class each.
+    """
+    boxes, labels = (np.asarray(one[key], "float32") for key in KEYS)
+    if boxes.size == labels.size == 0:
+        return np.zeros((0, 4), "float32"), np.zeros(0, "float32")
+    if labels.ndim != 1 or boxes.shape != (len(labels), 4):
+        raise InputError(
+            f"image {number} has boxes {boxes.shape} and classes {labels.shape}; give (T, 4) and "
+            "(T,)"
+        )
+    if not np.isfinite(boxes).all() or (boxes[:, 2:] < 0).any():
+        raise InputError(f"image {number} has a box that is not finite, or of a negative size")
+    if (far := (np.abs(boxes) > 2).any(1)).any():
+        raise InputError(
+            f"image {number} has the box {boxes[far][0].tolist()}; give center x and y, width and "
+            "height as parts of the sides of the image, from 0 to 1"
+        )
+    check_whole_classes(labels, f"image {number}")
+    return boxes, labels
 
 
 def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, np.ndarray]:
@@ -170,6 +203,7 @@ def in_pixels(image: np.ndarray, objects: Mapping[str, np.ndarray]) -> dict[str,
     return {"boxes": boxes, "labels": objects[KEYS[1]], **more}
 
 
+@checked
 def open_boxes(
     spec: str,
     *,
@@ -197,6 +231,7 @@ def open_boxes(
     Raises:
         InputError: for another spec, or files that do not fit together.
     """
+    check_share(validation_split)
     image_size = None if image_size is None else sides_of(image_size)
     kind, _, rest = spec.partition(":")
     if kind == "scenes":

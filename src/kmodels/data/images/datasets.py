@@ -24,6 +24,7 @@ from kmodels.data.images.sources import (
     ArraySource,
     DataBundle,
     check_labels,
+    check_share,
     common_size,
     count_classes,
     is_image_file,
@@ -77,8 +78,7 @@ def open_dataset(
         InputError: for an unknown spec, or data that is missing, empty or damaged.
     """
     image_size = None if image_size is None else sides_of(image_size)
-    if not 0.0 <= validation_split < 0.5:
-        raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
+    check_share(validation_split)
     kind, colon, argument = spec.partition(":")
     if kind not in _KINDS and (opened := _SAMPLES.search(spec)):
         samples = TarShards(spec) if opened["tar"] else TFRecords(spec)

@@ -4,6 +4,7 @@ import functools
 import io
 import stat
 import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,10 +97,17 @@ def decode(content: bytes, name: str) -> np.ndarray:
     Raises:
         PictureError: for a truncated or otherwise broken file, or one with over 89 million pixels.
     """
+    return read_pixels(content, name, formats(), lambda image: upright(image, name))
+
+
+def read_pixels(
+    content: bytes, name: str, kinds: Sequence[str], take: "Callable[[Image.Image], np.ndarray]"
+) -> np.ndarray:
+    """Returns the pixels that `take` makes of an image file of some formats; see `decode`."""
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content), formats=formats()) as image:
+        with Image.open(io.BytesIO(content), formats=kinds) as image:
             if image.width * image.height > MAX_PIXELS:
                 size = f"{image.width}x{image.height}"
                 raise PictureError(
@@ -107,7 +115,7 @@ def decode(content: bytes, name: str) -> np.ndarray:
                 )
             _tell_of_frames(image, name)
             image.load()
-            return upright(image, name)
+            return take(image)
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -120,6 +128,25 @@ def decode(content: bytes, name: str) -> np.ndarray:
         # Pillow raises all of these for damaged files, depending on the format.
         reason = one_line(error)
         raise PictureError(name, f"truncated or damaged ({reason})") from error
+
+
+def is_turned(content: bytes) -> bool:
+    """Returns True if an image file has an EXIF orientation that turns or mirrors it."""
+    from PIL import ExifTags, Image
+
+    with Image.open(io.BytesIO(content), formats=formats()) as image:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+
+
+def tell_of_orientation(name: str, labels: str) -> None:
+    """Warns once of an image that EXIF turns, whose labels may be of the image as stored."""
+    if not _told_of["orientation"]:
+        _told_of["orientation"] = True
+        warnings.warn(
+            f"{name} has an EXIF orientation and is turned upright, and {labels}: they have to be "
+            "of the upright image; rewrite images and labels without it if they are not",
+            stacklevel=3,
+        )
 
 
 def is_pillow(thing: object) -> "TypeGuard[Image.Image]":
@@ -149,7 +176,7 @@ def _tell_of_frames(image: "Image.Image", name: str) -> None:
 
 
 # Warnings that the process has issued.
-_told_of = {"frames": False}
+_told_of = {"frames": False, "orientation": False}
 
 
 def warn_of_range(images: np.ndarray) -> None:

@@ -102,6 +102,12 @@ class ImageLoader(ResumableBatches):
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses settings of the batches, which worker processes may have already."""
+        if name in BatchMaker.__dataclass_fields__:
+            raise InputError(f"{name} cannot be set later; make another {type(self).__name__}")
+        super().__setattr__(name, value)
+
     def _make_by(self, kind: type[BatchMaker], **more: Any) -> None:
         """Replaces the maker by one of a subclass with further arguments."""
         settings = {field.name: getattr(self.maker, field.name) for field in fields(BatchMaker)}

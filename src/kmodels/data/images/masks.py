@@ -1,6 +1,5 @@
 """Images whose labels are masks, a class for each pixel."""
 
-import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,25 @@ from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
 from kmodels.core.files import paths_below
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import decode_file, read_picture
+from kmodels.data.images.decoding import (
+    PictureError,
+    decode,
+    is_turned,
+    read_picture,
+    read_pixels,
+    tell_of_orientation,
+)
 from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     NO_LABEL,
     SPLITS,
     ArraySource,
     DataBundle,
+    check_images,
     check_labels,
+    check_share,
+    check_stems,
+    check_whole_classes,
     is_image_file,
     split,
     unread_files,
@@ -40,10 +50,12 @@ class MaskArrays(ArraySource):
         indices: numbers of the images to use, in order; default: all.
 
     Raises:
-        InputError: if their shapes do not fit together.
+        InputError: if their shapes do not fit together, or a class is not a whole number.
     """
 
     def __init__(self, images: np.ndarray, masks: np.ndarray, indices: np.ndarray | None = None):
+        check_images(images)
+        check_whole_classes(masks, "one of the masks")
         if images.shape[:3] != masks.shape:
             raise InputError(
                 f"images have shape {images.shape} and masks {masks.shape}; give (n, H, W, C) and "
@@ -85,17 +97,20 @@ class MaskFiles:
         return [image for image, _ in pairs], [mask for _, mask in pairs]
 
     def _pair(self, image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
-        pixels, labels = decode_file(image), read_mask(mask, self.reduce_labels)
+        content = read_picture(image)
+        pixels, labels = decode(content, str(image)), read_mask(mask, self.reduce_labels)
         if pixels.shape[:2] != labels.shape:
             raise InputError(
                 f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
                 f"{pixels.shape[1]}x{pixels.shape[0]}; give masks of the size of their images"
             )
+        if is_turned(content) and not is_turned(read_picture(mask)):
+            tell_of_orientation(str(image), "masks without one are read as they are")
         return pixels, check_labels(labels, self.classes, str(mask), self.ignore_class)
 
 
 def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
-    """Returns the classes in a PNG; palette indices are the classes.
+    """Returns the classes in a PNG, upright as by EXIF; palette indices are the classes.
 
     Args:
         path: a PNG with one channel.
@@ -107,13 +122,15 @@ def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
     Raises:
         InputError: for another file.
     """
-    from PIL import Image
+    from PIL import ImageOps
+
+    def numbers_of(image: Any) -> np.ndarray:
+        return np.asarray(ImageOps.exif_transpose(image))
 
     try:
-        with Image.open(io.BytesIO(read_picture(path)), formats=("PNG",)) as image:
-            numbers = np.asarray(image)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{path} is not a PNG of a mask ({error}); repair it") from error
+        numbers = read_pixels(read_picture(path), str(path), ("PNG",), numbers_of)
+    except PictureError as error:
+        raise InputError(f"{path} is not a PNG of a mask ({error.reason}); repair it") from error
     if numbers.ndim != 2:
         raise InputError(
             f"{path} has {numbers.shape[-1]} channels; give a PNG whose values are the classes"
@@ -156,8 +173,14 @@ def open_masks(
         The splits, whose labels are masks.
 
     Raises:
-        InputError: for another spec, or files that do not fit together.
+        InputError: for another spec, settings that do not fit together, or files that do not.
     """
+    check_share(validation_split)
+    if reduce_labels and ignore_class != NO_LABEL:
+        raise InputError(
+            f"ignore_class is {ignore_class} with reduce_labels, which gives unlabeled pixels "
+            f"{NO_LABEL}; leave ignore_class out"
+        )
     image_size = None if image_size is None else sides_of(image_size)
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
@@ -232,6 +255,7 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     paths = paths_below(images) if images.is_dir() else []
     warn_of_files(images, unread_files(paths))
     names = [Path(*parts) for parts in paths if is_image_file(parts[-1])]
+    check_stems(images, names)
     pairs = [(images / name, masks / name.with_suffix(".png")) for name in names]
     if lacking := [path.name for path, mask in pairs if not mask.is_file()]:
         raise InputError(f"{masks} has no PNG for {', '.join(lacking[:8])}; add them")
@@ -259,10 +283,19 @@ def _names(
         names = names if reduce_labels else ["other", *names]
     if names:
         return names
-    read = (read_mask(mask, reduce_labels) for mask in masks)
-    most = max(int(x[x != ignore_class].max(initial=-1)) for x in read)
+    most, has_others = -1, False
+    for mask in masks:
+        labels = read_mask(mask, reduce_labels)
+        labeled = labels[labels != ignore_class]
+        most = max(most, int(labeled.max(initial=-1)))
+        has_others |= labeled.size < labels.size
     if most < 0:
         raise InputError(f"{root} has no labeled pixel; give masks whose values are the classes")
+    if most == 0 and has_others:
+        raise InputError(
+            f"{root} has pixels of class 0 and of ignore_class={ignore_class} alone, so nothing "
+            "can be learnt; write masks of two classes as 0 and 1"
+        )
     return [str(i) for i in range(most + 1)]
 
 

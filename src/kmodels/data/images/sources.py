@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kmodels.core.errors import InputError, shown
-from kmodels.data.images.decoding import PictureError, suffixes
+from kmodels.data.images.decoding import PictureError, suffixes, warn_of_range
 from kmodels.data.rng import philox
 
 # The part of the data that a folder of this name has.
@@ -59,9 +59,20 @@ class ArraySource:
         images: uint8 or float32 (n, H, W, C), values from 0 to 255.
         labels: int (n,).
         indices: numbers of the images to use, in order; default: all.
+
+    Raises:
+        InputError: for images of another shape, or labels that are not one class for each.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray | None = None):
+        check_images(images)
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or labels.dtype.kind not in "biuf":
+            raise InputError(
+                f"labels have shape {labels.shape} of {labels.dtype}; give the number of a class "
+                "for each image, (n,)"
+            )
+        check_whole_classes(labels, "the data")
         if len(images) != len(labels):
             raise InputError(
                 f"{len(images)} images but {len(labels)} labels; give the same number of both"
@@ -143,6 +154,41 @@ def _as_list(pictures: Any) -> list[np.ndarray]:
     return pictures if isinstance(pictures, list) else [pictures.reshape(-1, 1, pictures.shape[-1])]
 
 
+def check_images(images: Any) -> None:
+    """Raises `InputError` unless images are an array (n, H, W, C); warns of values beyond 0..255.
+
+    Args:
+        images: what is to be images.
+    """
+    shape = getattr(images, "shape", None)
+    in_front = shape is not None and len(shape) == 4 and shape[1] in (1, 3) and shape[3] > 4
+    if shape is None or len(shape) != 4 or in_front:
+        given = f"a {type(images).__name__}" if shape is None else f"of shape {shape}"
+        raise InputError(f"images are {given}; give an array (n, height, width, channels)")
+    warn_of_range(images[:64])  # all of a file would be read
+
+
+def check_share(share: float) -> None:
+    """Raises `InputError` for a share that cannot be held out for validation and for testing."""
+    if not 0.0 <= share < 0.5:
+        raise InputError(f"validation_split is {share}; give at least 0 and below 0.5")
+
+
+def check_stems(folder: Path, images: Sequence[Path]) -> None:
+    """Raises `InputError` for two images with the name of one mask or text, as a.jpg and a.png.
+
+    Args:
+        folder: folder of the images, for the message.
+        images: paths.
+    """
+    counts = Counter(image.with_suffix("") for image in images)
+    if twice := [image.name for image in images if counts[image.with_suffix("")] > 1]:
+        raise InputError(
+            f"{folder} has {' and '.join(twice[:2])}, to which one mask or text would belong; "
+            "rename one"
+        )
+
+
 def common_size(source: ImageSource, name: object) -> tuple[int, int]:
     """Returns (height, width) of 16 of the images; raises `InputError` if they differ."""
     numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
@@ -205,7 +251,7 @@ def readable(
 
 def check_whole_classes(classes: np.ndarray, where: str) -> None:
     """Raises `InputError` for classes that are not whole numbers, naming where they are."""
-    if (wrong := classes != np.rint(classes)).any():
+    if classes.dtype.kind == "f" and (wrong := classes != np.rint(classes)).any():
         raise InputError(f"{where} has class {classes[wrong][0]}; give whole numbers")
 
 
