@@ -451,6 +451,7 @@ def test_forms_weights_and_prompts_of_pairs(gemma):
         (({"anchor": ["a"], "label": ["b"]},), "got the columns anchor, label; give texts, or"),
         (({"anchor": ["a"]},), "got the columns anchor"),
         (([{"anchor": "a", "positive": "b"}, {"anchor": "a"}],), "one pair has anchor"),
+        (([{"anchor": "a", "positive": None}],), "expected text, got NoneType"),
         (({"anchor": ["a"], "positive": ["b"]}, [1]), "pairs have no labels"),
     ):
         refused(message, model.preprocessor, *given)

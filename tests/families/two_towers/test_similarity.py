@@ -206,6 +206,9 @@ def test_errors_of_the_preprocessor(model, tmp_path):
         ImageTextPreprocessor(tokenizer(), "blip")
     with pytest.raises(InputError, match="got the columns images, title; give images and captions"):
         preprocessor({"images": images, "title": NAMES[:2]})
+    pair = {"image": images[0], "caption": "cat"}
+    for other in ({"image": images[0]}, {**pair, "weight": 2}):
+        refused("one pair has image, caption and another image", preprocessor, [pair, other])
     refused("have no labels", preprocessor, {"images": images, "captions": NAMES[:2]}, np.zeros(2))
     refused("there are 2 images and 3 texts", preprocessor, {"images": images, "captions": NAMES})
     model.preprocessor.image_preprocessor.save_to_preset(tmp_path)

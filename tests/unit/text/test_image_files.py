@@ -168,6 +168,9 @@ def test_a_folder_without_texts_is_refused(folder):
     refused("has no metadata.jsonl, no metadata.csv and no image with", read_records, folder)
     (folder / "a.txt").write_text("an a")
     refused("b.jpg: there is no b.txt beside it", read_records, folder)
+    (folder / "b.png").write_bytes((folder / "b.jpg").read_bytes())
+    refused(r"has b\.jpg and b\.png, to which one mask or text", read_records, folder)
+    (folder / "b.png").unlink()
     found = read_records(folder, skip_bad=True)
     assert len(found) == 1 and len(found.skipped) == 2
     (folder / "b.txt").write_bytes(b"\xff")

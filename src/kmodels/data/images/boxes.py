@@ -29,6 +29,8 @@ SPECS = "scenes[:N], coco:DIR"
 PARTS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 # Labels of an image, and of a batch, by transformers' names.
 KEYS = ("boxes", "class_labels")
+# Boxes may end outside of their image, but numbers beyond are pixels.
+BEYOND = 2.0
 # What is read of COCO's files; the rest describes where images come from, and masks.
 COCO: Shape = {
     "images": Needed([{"id": Needed(NUMBER), "file_name": Needed(str)}]),
@@ -159,7 +161,7 @@ def check_objects(one: Mapping[str, Any], number: int) -> tuple[np.ndarray, np.n
         )
     if not np.isfinite(boxes).all() or (boxes[:, 2:] < 0).any():
         raise InputError(f"image {number} has a box that is not finite, or of a negative size")
-    if (far := (np.abs(boxes) > 2).any(1)).any():
+    if (far := (np.abs(boxes) > BEYOND).any(1)).any():
         raise InputError(
             f"image {number} has the box {boxes[far][0].tolist()}; give center x and y, width and "
             "height as parts of the sides of the image, from 0 to 1"

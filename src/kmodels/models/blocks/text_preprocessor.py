@@ -255,6 +255,17 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     return list(map(_decoded, records)), is_batch
 
 
+def check_same_fields(records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `InputError` for a pair with other fields than the first one."""
+    names = records[0].keys()
+    for other in records:
+        if not isinstance(other, Mapping) or other.keys() != names:
+            fields = ", ".join(other) if isinstance(other, Mapping) else repr(other)
+            raise InputError(
+                f"one pair has {', '.join(names)} and another {fields}; give all the same"
+            )
+
+
 def rows_of(x: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     """Returns the records of columns, or the one record that x is, and whether it was columns.
 

@@ -16,7 +16,7 @@ from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
-from kmodels.models.blocks.text_preprocessor import TextPreprocessor
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor, check_same_fields
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.two_towers.model import TwoTowersBackbone
@@ -141,6 +141,7 @@ class ImageTextPreprocessor(TextPreprocessor):
     ) -> Any:
         """Returns pixels and token ids, see the class."""
         if isinstance(x, list | tuple) and len(x) and isinstance(x[0], Mapping):
+            check_same_fields(x)
             x = {name: [record[name] for record in x] for name in x[0]}
         if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
             return super().call(x, y, sample_weight, sequence_length)

@@ -11,7 +11,7 @@ from kmodels.core import keras_internals
 from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
-from kmodels.data.images.boxes import KEYS, corners_in_pixels, padded
+from kmodels.data.images.boxes import BEYOND, KEYS, corners_in_pixels, padded
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.layers import MLP, Attention, Dense, Dropout, Layer, LayerNorm
 from kmodels.layers.base import Shape
@@ -30,8 +30,6 @@ from kmodels.training.set_criterion import SetCriterion, Targets, linear_sum_ass
 
 # A matching takes a pair whose cost is not a number only if there is no other.
 _WORST = 1e6
-# Boxes may end outside of their image, but numbers beyond are pixels.
-_BEYOND = 2.0
 # What transformers' labels of an image have beside its objects.
 _FACTS = ("image_id", "area", "iscrowd", "size", "orig_size")
 
@@ -594,7 +592,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
             return
         boxes, classes = (y[key] for key in KEYS)
         own = boxes[classes >= 0] if boxes.shape[:2] == classes.shape else boxes
-        wrong = ~(np.abs(own) <= _BEYOND).all(-1) | (own[..., 2:] < 0).any(-1)
+        wrong = ~(np.abs(own) <= BEYOND).all(-1) | (own[..., 2:] < 0).any(-1)
         if wrong.any():
             raise InputError(
                 f"a box is {own[wrong][0].tolist()}; give center x and y, width and height as "

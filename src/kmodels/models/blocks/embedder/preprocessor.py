@@ -9,8 +9,9 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.models.blocks.text_preprocessor import TextPreprocessor, one_by_one
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor, check_same_fields, one_by_one
 from kmodels.text import Tokenizer
+from kmodels.text.texts import as_text
 
 QUERIES = ("anchor", "anchors", "query", "queries")
 DOCUMENTS = ("positive", "positives", "document", "documents")
@@ -111,13 +112,10 @@ class TextEmbedderPreprocessor(TextPreprocessor):
                 f"{self.reader} got the columns {', '.join(names)}; give texts, or pairs of anchor "
                 "and positive, and hard negatives whose names begin with negative"
             )
-        if other := next((record for record in records if set(record) != set(names)), None):
-            raise InputError(
-                f"one pair has {', '.join(names)} and another {', '.join(other)}; give all the same"
-            )
+        check_same_fields(records)
         prompts = [self.query_prompt, *(self.document_prompt,) * (len(order) - 1)]
         columns = list(zip(order, prompts, strict=True))
-        texts = [prompt + record[name] for record in records for name, prompt in columns]
+        texts = [prompt + as_text(record[name]) for record in records for name, prompt in columns]
         rows = self._rows(texts, sequence_length)
         return {name: ids.reshape(len(records), len(order), -1) for name, ids in rows.items()}
 
