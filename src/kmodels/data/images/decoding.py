@@ -4,7 +4,7 @@ import functools
 import io
 import stat
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +101,7 @@ def decode(content: bytes, name: str) -> np.ndarray:
 
 
 def read_pixels(
-    content: bytes, name: str, kinds: Sequence[str], take: "Callable[[Image.Image], np.ndarray]"
+    content: bytes, name: str, kinds: tuple[str, ...], take: "Callable[[Image.Image], np.ndarray]"
 ) -> np.ndarray:
     """Returns the pixels that `take` makes of an image file of some formats; see `decode`."""
     from PIL import Image
