@@ -57,7 +57,7 @@ def as_ids(ids: Any) -> Any:
     """Returns ids as nested lists of ints, or one int.
 
     Raises:
-        InputError: for anything but numbers.
+        InputError: for anything but whole numbers.
     """
     if hasattr(ids, "to_list"):  # ragged, of TensorFlow
         return ids.to_list()
@@ -71,9 +71,12 @@ def as_ids(ids: Any) -> Any:
     if isinstance(ids, Sequence):
         return [as_ids(part) for part in ids]
     try:
-        return int(ids)
+        number = int(ids)
     except (TypeError, ValueError):
         raise InputError(f"expected token ids, got {type(ids).__name__}") from None
+    if number != ids:
+        raise InputError(f"expected token ids, got {ids}; give whole numbers")
+    return number
 
 
 def in_graph(x: object) -> bool:

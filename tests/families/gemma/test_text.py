@@ -75,6 +75,8 @@ def test_every_way_to_give_a_model_and_texts(words, tmp_path):
     for ids in ([4, 6], np.array([4, 6]), keras.ops.convert_to_tensor([1, 4, 6, 2])):
         assert words.detokenize(ids) == "the fox"
     assert words.detokenize([[4], [4, 6]]) == ["the", "the fox"]
+    for method in (words.detokenize, words.decode):
+        refused("expected token ids, got 4.5; give whole numbers", method, np.array([4.0, 4.5]))
 
 
 def test_vocabulary_and_special_tokens(words):
@@ -111,6 +113,9 @@ def test_arguments_and_copies():
         ({"proto": b"no model"}, "proto is not a SentencePiece model"),
     ):
         refused(message, GemmaTokenizer, **{"proto": PROTO, **wrong})
+    refused("sequence_length is -4; give at least 1", setattr, tokenizer, "sequence_length", -4)
+    tokenizer.sequence_length = 2
+    assert tokenizer("the") == [1, 4]
 
 
 def test_presets_come_back_and_those_of_keras_hub(words, tokenizer, tmp_path):
@@ -240,6 +245,7 @@ def test_prompts_and_back(preprocessor):
     assert prompts["token_ids"][:, 0].tolist() == [START, START]
     assert END not in prompts["token_ids"]
     assert preprocessor.generate_postprocess(prompts) == ["the cat", " a b"]
+    assert preprocessor.generate_preprocess([])["token_ids"].shape == (0, 12)
     one = preprocessor.generate_preprocess("the cat", sequence_length=5)
     assert one["token_ids"].shape == (5,)
     assert preprocessor.generate_postprocess(one) == "the cat"

@@ -13,6 +13,7 @@ from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import (
     PictureError,
     decode,
+    decode_file,
     is_turned,
     read_picture,
     read_pixels,

@@ -231,7 +231,7 @@ class CausalLMPreprocessor(TextPreprocessor):
                     f"the chat takes {longest} tokens, which leaves no room in {length} for a "
                     "reply; give max_new_tokens in place of max_length"
                 )
-        elif in_graph(keras.tree.flatten(x)[0]):
+        elif any(map(in_graph, keras.tree.flatten(x)[:1])):
             from kmodels.models.blocks import preprocessing_tensorflow
 
             settings = {"sequence_length": sequence_length}

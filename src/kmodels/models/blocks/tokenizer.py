@@ -71,13 +71,22 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         policy = keras.dtype_policies.get(dtype)
         if policy.compute_dtype not in DTYPES:
             raise InputError(f"dtype is {policy.name!r}; tokens are {', '.join(DTYPES)}")
-        if sequence_length is not None:
-            check_whole("sequence_length", sequence_length)
         keras.layers.Layer.__init__(self, dtype=policy, **kwargs)
         Tokenizer.__init__(self, core, start, end, pad, stop, settings)
         self.sequence_length = sequence_length
         self.add_bos, self.add_eos = add_bos, add_eos
         self.built = True
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Ids of a row, or None for as many as the text has."""
+        return self._sequence_length
+
+    @sequence_length.setter
+    def sequence_length(self, value: int | None) -> None:
+        if value is not None:
+            check_whole("sequence_length", value)
+        self._sequence_length = value
 
     @property
     def output_dtype(self) -> str:
