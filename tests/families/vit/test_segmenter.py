@@ -1,8 +1,11 @@
 """Segmenters: loss and metric by NumPy, files, adapters, masks of any size, the linear head."""
 
+import io
+
 import keras
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from arrays import assert_equal, to_numpy
 from kmodels import models, training
@@ -237,6 +240,19 @@ def test_preprocessor_resizes_masks_to_the_nearest_pixel():
         make(np.zeros((1, 8, 12, 3)), mask[None] + 0.5)
     stretched = models.ViTImageConverter((5, 6), scale=1 / 255, crop_to_aspect_ratio=False)
     assert models.ViTImageSegmenterPreprocessor(image_converter=stretched).image_size == (5, 6)
+
+
+def test_a_mask_is_turned_as_its_image():
+    """As EXIF turns an image, and not the file of its mask."""
+    make = models.ViTImageSegmenterPreprocessor((4, 4))
+    exif, content = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(np.zeros((8, 12, 3), "uint8")).save(content, "JPEG", exif=exif)
+    upright = np.zeros((12, 8), int)
+    for images in ([Image.open(content)], [np.zeros((12, 8, 3), "uint8")]):
+        assert make(images, [upright])[1].shape == (1, 4, 4)
+        assert make(images, [upright[::2, ::2]])[1].shape == (1, 4, 4)
+        refused("image 0 has 8x12 pixels and its mask 12x8; turn", make, images, [upright.T])
 
 
 def test_what_cannot_be_is_said():

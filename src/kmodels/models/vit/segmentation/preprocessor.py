@@ -11,6 +11,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
+from kmodels.data.images.decoding import is_pillow
 from kmodels.data.images.resizing import resize, with_shorter_side
 from kmodels.data.images.sources import NO_LABEL, check_whole_classes
 from kmodels.data.pipeline.arrays import to_numpy
@@ -163,6 +164,20 @@ def padded(
     return dict(zip(KEYS, (whole, kinds), strict=True))
 
 
+def _check_sides(images: Any, masks: Any) -> None:
+    """Raises `InputError` for a mask that is not turned as its image, which EXIF may turn."""
+    from PIL import ImageOps
+
+    for number, (image, mask) in enumerate(zip(images, masks, strict=False)):
+        shown = ImageOps.exif_transpose(image) if is_pillow(image) else image
+        sides = shown.size[::-1] if is_pillow(shown) else np.shape(shown)[:2]
+        if not isinstance(mask, Mapping) and sides != sides[::-1] == np.shape(mask)[:2]:
+            raise InputError(
+                f"image {number} has {sides[1]}x{sides[0]} pixels and its mask "
+                f"{sides[0]}x{sides[1]}; turn the mask, too"
+            )
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     """`ViTImageClassifierPreprocessor` for images whose labels are masks.
@@ -259,6 +274,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 f"aspect_ratio={self.aspect_ratio!r} makes several images of one, which have no "
                 "masks; train with 'pad' or 'stretch'"
             )
+        if y is not None and not isinstance(y, Mapping):
+            _check_sides(x, y)
         if self.aspect_ratio in FRAMED:
             x = self._framed(x)
         return super().call(x, None if y is None else self._masks(y), sample_weight)
