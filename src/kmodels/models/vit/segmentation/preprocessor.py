@@ -169,8 +169,8 @@ def _check_sides(images: Any, masks: Any) -> None:
     from PIL import ImageOps
 
     for number, (image, mask) in enumerate(zip(images, masks, strict=False)):
-        shown = ImageOps.exif_transpose(image) if is_pillow(image) else image
-        sides = shown.size[::-1] if is_pillow(shown) else np.shape(shown)[:2]
+        shown: Any = ImageOps.exif_transpose(image) if is_pillow(image) else image
+        sides = shown.size[::-1] if is_pillow(image) else np.shape(shown)[:2]
         if not isinstance(mask, Mapping) and sides != sides[::-1] == np.shape(mask)[:2]:
             raise InputError(
                 f"image {number} has {sides[1]}x{sides[0]} pixels and its mask "
