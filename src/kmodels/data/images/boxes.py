@@ -15,6 +15,7 @@ from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import (
     decode,
+    decode_file,
     is_turned,
     read_picture,
     suffixes,
