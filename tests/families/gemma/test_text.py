@@ -289,7 +289,7 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
         message = "give a whole number from 2 on"
         refused(message, setattr, preprocessor, "sequence_length", length)
     for length in (0, 1, -5, 2.5, "a"):
-        message = f"sequence_length is {length!r}; give a whole number from 2 on"
+        message = f"sequence_length is {length!r}; give a whole number"
         for method in ("__call__", "encode", "pack", "generate_preprocess"):
             refused(message, getattr(preprocessor, method), ["the fox"], sequence_length=length)
     message = "loss_on is 'x'; choose one of all, responses"

@@ -296,8 +296,8 @@ def test_refusals(name, given, message):
 
 def test_a_name_that_is_not_here_has_a_hint():
     for name, hint in (
-        ("CausalLM", "did you mean Gemma3CausalLM, "),
-        ("ImageClassifier", "did you mean ViTImageClassifier, "),
+        ("ImageSegmenter", "did you mean EoMTImageSegmenter, ViTImageSegmenter"),
+        ("ObjectDetector", "did you mean ViTObjectDetector"),
         ("GemaCausalLM", "did you mean GemmaCausalLM, "),
         ("xyz", "'xyz'$"),
     ):

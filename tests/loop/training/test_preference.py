@@ -243,7 +243,7 @@ REFUSED = [
     (lambda: PreferenceLoss("sigmoid_norm"), "give 'sigmoid' and length_normalized=True"),
     (lambda: PreferenceLoss("kto"), "use KTOLoss"),
     (lambda: PreferenceLoss(beta=0), "beta is 0; give a number above 0"),
-    (lambda: PreferenceLoss(beta="high"), "beta is 'high'; give a number above 0"),
+    (lambda: PreferenceLoss(beta="high"), "beta is 'high'; give a finite number"),
     (
         lambda: PreferenceLoss("hinge", label_smoothing=0.1),
         "label_smoothing is 0.1 and kind is 'hinge', which does not use it; leave it out, or give "
@@ -257,7 +257,10 @@ REFUSED = [
     (lambda: PreferenceLoss("discopop", discopop_tau=-1), "discopop_tau is -1; give"),
     (lambda: PreferenceLoss(f_divergence_type="kl"), "f_divergence_type is 'kl'; give one of"),
     (lambda: PreferenceLoss(f_alpha_divergence_coef=0.3), "give 'alpha_divergence', or leave it"),
-    (lambda: PreferenceLoss("simpo", margin=float("nan")), "margin is nan; give a number$"),
+    (
+        lambda: PreferenceLoss("simpo", margin=float("nan")),
+        "margin is nan; give a finite number or None",
+    ),
     (lambda: PreferenceLoss(sft_weight=-1), "sft_weight is -1; give a number at least 0"),
     (
         lambda: PreferenceLoss()(ONE, ONE),

@@ -355,6 +355,27 @@ def a_loss_tracker_takes_the_place():
     assert keras_internals.loss_tracker(model) is tracker and tracker in model.metrics
 
 
+@contract("_compile_loss")
+def outputs_have_losses():
+    x = keras.Input((3,))
+    model = keras.Model(x, [keras.layers.Dense(1, name=name)(x) for name in "ab"])
+    model.compile("sgd", ["mse", "mse"])
+    model.train_on_batch(np.ones((2, 3)), [np.ones((2, 1))] * 2)
+    names = [metric.name for metric in keras_internals.output_losses(model)]
+    assert names == ["a_loss", "b_loss"]
+
+
+@contract("_use_weight_decay")
+def a_variable_is_excluded_from_decay():
+    class Optimizer(keras_internals.OwnDecay, keras.optimizers.AdamW):
+        pass
+
+    optimizer, variables = Optimizer(), [keras.Variable(1.0, name=name) for name in "ab"]
+    optimizer.exclude_from_weight_decay(var_names=["a"])
+    optimizer.build(variables)
+    assert [optimizer.may_decay(variable) for variable in variables] == [False, True]
+
+
 @contract("_aggregate_additional_loss")
 def additional_losses_are_scalars():
     layer = keras.layers.Dense(1, kernel_regularizer="l2")

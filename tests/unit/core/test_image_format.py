@@ -34,7 +34,7 @@ def model():
         lambda: models.ViTImageConverter((8, 8)).compute_output_spec(
             keras.KerasTensor((2, 9, 9, 3))
         ),
-        lambda: data.ImageLoader(data.ArraySource(PICTURES, np.arange(2)), 2),
+        lambda: data.ImageLoader(data.ArraySource(255 * PICTURES, np.arange(2)), 2),
     ],
 )
 def test_it_is_refused(channels_first, take):
