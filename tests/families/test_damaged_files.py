@@ -58,6 +58,7 @@ def test_a_gguf_file_with_more_layers_than_tensors(tmp_path, count, message):
     writer.add_embedding_length(4)
     writer.add_feed_forward_length(8)
     writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-6)
     writer.add_tensor("token_embd.weight", np.zeros((2, 4), "float32"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
