@@ -299,3 +299,19 @@ def test_tf_data_maps_a_preprocessor():
         next(iter(ragged.map(preprocessor)))
     sparse = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(np.eye(3)))
     refused("got a SparseTensor of unknown shape", sparse.map, preprocessor)
+
+
+def test_a_file_is_read_without_walking_in_circles(monkeypatch, tmp_path):
+    """Keras follows attributes, and `image_converter` knows its preprocessor."""
+    size = (16, 16)
+    model = ViTImageClassifier.from_preset(
+        "vit_debug", num_classes=2, preprocessor=ViTImageClassifierPreprocessor(size)
+    )
+    model.save(tmp_path / "it.keras")
+    cls, made = ViTImageClassifierPreprocessor, []
+    converter = cls.image_converter.fget
+    monkeypatch.setattr(
+        cls, "image_converter", property(lambda self: made.append(self) or converter(self))
+    )
+    keras.models.load_model(tmp_path / "it.keras")
+    assert len(made) < 4

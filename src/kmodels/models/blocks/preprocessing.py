@@ -85,19 +85,20 @@ class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; an argument is checked, and what follows from it changes, too."""
-        state, own = vars(self), inspect.signature(type(self)).parameters
+        state = vars(self)
         has_setter = getattr(getattr(type(self), name, None), "fset", None) is not None
         if "_is_constructed" not in state or has_setter or name.startswith("_"):
             super().__setattr__(name, value)
             return
+        own = inspect.signature(type(self)).parameters
         arguments = {**self._arguments(), **{key: state[key] for key in own if key in state}}
         open_ended = any(one.kind is one.VAR_KEYWORD for one in own.values())
         if name not in own and not (open_ended and name in arguments):
             super().__setattr__(name, value)
             return
         changed = type(self)(**{**arguments, name: value})
-        if "_owner" in state:
-            state["_owner"].image_converter = changed
+        if "_owner" in state and (owner := state["_owner"]()) is not None:
+            owner.image_converter = changed
         for key in vars(changed).keys() - state["_of_keras"] - _COUNTS:
             object.__setattr__(self, key, vars(changed)[key])
 

@@ -1,5 +1,6 @@
 """Image preprocessing of a ViT: the preprocessor of tasks, and keras-hub's image converter."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -211,7 +212,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
                 f"resize_mode={self.resize_mode!r}; give None and 'stretch'"
             )
         converter = ViTImageConverter(**converter_settings(self))
-        object.__setattr__(converter, "_owner", self)
+        # Keras follows attributes when it reads a file, and would go in circles.
+        object.__setattr__(converter, "_owner", weakref.ref(self))
         return converter
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
