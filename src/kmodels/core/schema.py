@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.files import local_path
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,8 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
         InputError: for a file that is not JSON, or a value of another shape.
     """
     try:
-        path = local_path(path)
-        if path.is_fifo():
-            raise OSError("it is a pipe")  # opening it would wait for a writer
+        if path.is_fifo() or path.is_char_device():  # which may have no end, or no beginning
+            raise OSError("it is a device or a pipe")
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:

@@ -39,7 +39,7 @@ def test_devices_are_refused(tmp_path, name):
     link = tmp_path / "zero.json"
     link.symlink_to("/dev/zero")
     refused("zero.* is a device; give a file or a directory", local_path, name)
-    refused("zero.json is a device", read_json, link)
+    refused("zero.json is not readable JSON: it is a device", read_json, link)
     refused("zero.json is a device", check_output, "--out", link)
     link.unlink()
 

@@ -96,7 +96,11 @@ def test_a_file_without_an_object_is_one_line(tmp_path, content):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "file.json")
-    refused("file.json is not readable JSON: it is a pipe", read_json, tmp_path / "file.json")
+    refused(
+        "file.json is not readable JSON: it is a device or a pipe",
+        read_json,
+        tmp_path / "file.json",
+    )
 
 
 def swapped(value, wanted):
