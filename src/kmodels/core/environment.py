@@ -65,9 +65,9 @@ VARIABLES = (
 
 def report_misspelt() -> None:
     """Prints a line for each variable whose name is almost one of kmodels'."""
-    for name in sorted(os.environ):
-        near = difflib.get_close_matches(name, VARIABLES, 1, 0.8)
-        if name.startswith("KMODELS") and name not in VARIABLES and near:
+    unknown = [x for x in os.environ if x.startswith("KMODELS") and x not in VARIABLES]
+    for name in sorted(unknown):
+        if near := difflib.get_close_matches(name, VARIABLES, 1, 0.8):
             print(f"kmodels: {name} is not read; did you mean {near[0]}?", file=sys.stderr)
 
 

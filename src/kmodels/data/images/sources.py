@@ -158,7 +158,7 @@ def check_images(images: Any) -> None:
     """Raises `InputError` unless images are an array (n, H, W, C); warns of values beyond 0..255.
 
     Args:
-        images: what is to be images.
+        images: the argument of a source.
     """
     shape = getattr(images, "shape", None)
     in_front = shape is not None and len(shape) == 4 and shape[1] in (1, 3) and shape[3] > 4

@@ -201,7 +201,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def image_converter(self) -> ViTImageConverter:
-        """The same as a layer with keras-hub's arguments; what is set on it is set here, too.
+        """The settings as a layer with keras-hub's arguments, which sets its own here too.
 
         Raises:
             InputError: for a preprocessor with `resize_size`, or another `resize_mode`.
