@@ -5,10 +5,8 @@ optimizer. Here the caller has the model, and of the file only the arrays are re
 never opens the file: matching arrays go into a file that Keras has just written for the model.
 """
 
-import math
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,11 @@ import numpy as np
 from kmodels.checkpoint import state
 from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.files import check_zip
+from kmodels.core.files import check_zip, hdf5_arrays
 from kmodels.core.remote import local_copy
 
 WEIGHTS = "model.weights.h5"
 OPTIMIZER = "optimizer/"
-# gzip, shuffle and checksums come with HDF5; others are code that it looks for on the disk.
-_LAST_OWN_FILTER = 3
 
 
 @checked
@@ -90,8 +86,8 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
     import h5py
 
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
-        wanted = dict(_arrays(ours, own))
-        stored = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
+        wanted = dict(hdf5_arrays(ours, own))
+        stored = dict(hdf5_arrays(theirs, path, 1000 + 20 * len(wanted)))
         counts = [sum(name.startswith(OPTIMIZER) for name in names) for names in (stored, wanted)]
         if not optimizer:
             stored, wanted = (
@@ -111,48 +107,3 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
             written: Any = ours.create_dataset(name, data=values)
             if written.dtype.kind == "V":
                 written.attrs["dtype"] = "bfloat16"
-
-
-def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
-    """Yields every array by its path; refuses arrays that are not in this file.
-
-    Args:
-        file: opened by h5py.
-        path: for messages.
-        most: most groups and arrays that are accepted.
-
-    Yields:
-        Path and dataset.
-    """
-    import h5py
-
-    groups, seen = [("", file)], set()
-    while groups:
-        prefix, group = groups.pop()
-        for name in group:
-            where = f"{prefix}{name}"
-            if type(group.get(name, getlink=True)) is not h5py.HardLink:
-                raise InputError(f"{path}: {where} points to another place; save the model again")
-            item = group[name]
-            address = h5py.h5o.get_info(item.id).addr
-            if address in seen:
-                raise InputError(f"{path}: {where} appears twice; save the model again")
-            seen.add(address)
-            if len(seen) > most:
-                raise InputError(
-                    f"{path} holds over {most} groups and arrays, far more than the model; give "
-                    "the model's own file"
-                )
-            if isinstance(item, h5py.Group):
-                groups.append((f"{where}/", item))
-                continue
-            if not isinstance(item, h5py.Dataset):
-                raise InputError(f"{path}: {where} is not an array; save the model again")
-            plan: Any = item.id.get_create_plist()
-            filters = [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
-            if item.external or item.is_virtual or max(filters, default=0) > _LAST_OWN_FILTER:
-                raise InputError(
-                    f"{path}: the values of {where} are not in the file, or not readable without "
-                    "more code; save the model again"
-                )
-            yield where, item

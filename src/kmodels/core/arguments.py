@@ -37,11 +37,6 @@ def check_arguments(cls: type, args: Sequence[object], kwargs: Mapping[str, obje
     Arguments that a class hands to its parents are checked as those of the parents. An annotation
     that is not a number, a flag, a text, a choice among texts, a sequence of these, or None says
     nothing.
-
-    Args:
-        cls: the class.
-        args: positional arguments.
-        kwargs: arguments by name.
     """
     kinds = _kinds_of(cls)
     _check({**dict(zip(_positional(cls), args, strict=False)), **kwargs}, kinds)
@@ -83,11 +78,7 @@ class Checked:
 
 
 def checked(function: Function) -> Function:
-    """Returns a function that raises `InputError` for arguments of another kind than it says.
-
-    Args:
-        function: a function, or a method as its class defines it.
-    """
+    """Returns a function that raises `InputError` for arguments of another kind than it says."""
     parameters = inspect.signature(function).parameters
     kinds = {
         name: kind

@@ -39,13 +39,7 @@ def one_line(error: BaseException) -> str:
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raises `InputError` unless `value` is a whole number of at least `least`.
-
-    Args:
-        name: name of the setting, for the message.
-        value: the user's value.
-        least: the smallest allowed value.
-    """
+    """Raises `InputError` unless `value` is a whole number of at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
     if value < least:
@@ -64,14 +58,8 @@ def check_number(
 ) -> None:
     """Raises `InputError` unless `value` is a finite number within bounds.
 
-    Args:
-        name: name of the setting, for the message.
-        value: the user's value.
-        least: the smallest allowed value.
-        above: a number that is too small.
-        below: a number that is too large.
-        most: the largest allowed value.
-        more: other values that are allowed, such as "0 (greedy), or ", for the message.
+    `above` and `below` are excluded. The message begins with `more`, other values that are allowed,
+    such as "0 (greedy), or ".
     """
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -103,11 +91,7 @@ def check_names(
 ) -> None:
     """Raises `InputError` for arguments that a function or a class does not take.
 
-    Args:
-        owner: name of the function or class, for the message.
-        stated: names of the user's arguments.
-        known: allowed names; the message proposes the nearest one, or all.
-        others: further names that the message may propose.
+    The message proposes the nearest allowed name or one of `others`, or lists the allowed ones.
     """
     unknown = sorted(set(stated) - set(known))
     if not unknown:
@@ -209,12 +193,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def out_of_memory(model: "keras.Model", batch_size: int) -> InputError:
-    """Returns an InputError with the sizes of a model's parts, and with settings that need less.
-
-    Args:
-        model: compiled.
-        batch_size: rows of a step, over all devices.
-    """
+    """Returns an InputError with the sizes of a model's parts, and with settings that need less."""
     trained = _mib(model.trainable_variables)
     parts = [
         f"parameters {_mib(model.weights):,.0f}",

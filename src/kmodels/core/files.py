@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -85,11 +86,7 @@ def check_output(
 ) -> None:
     """Checks a path before the work whose results are written to it; makes nothing.
 
-    Args:
-        name: flag or argument, for errors.
-        path: path of a file or folder to make or replace.
-        folder: whether it is a folder.
-        inputs: paths, addresses and texts that the work reads; None for one that is not given.
+    `inputs` are paths, addresses and texts that the work reads; None for one that is not given.
 
     Raises:
         InputError: for an input, a path of the other kind, one below a file, or one without
@@ -119,10 +116,6 @@ def named_file(name: str, folder: str | Path) -> str:
 
     Data may come from anybody, so a name has one of three forms: a path relative to the data's
     folder, an absolute local path, or an address with the scheme of the data's own address.
-
-    Args:
-        name: the name in a record, a table or a list.
-        folder: the user's path or address of the folder of the data.
 
     Raises:
         InputError: for an address of another scheme, one that chains file systems by "::", or
@@ -167,9 +160,6 @@ def paths_below(folder: Path) -> list[tuple[str, ...]]:
 
     Links to folders are followed, except for one to a folder that the path to it passes through.
     Hidden names are left out.
-
-    Args:
-        folder: path of the folder, which is left out.
 
     Returns:
         For each file the names below the folder; for each folder they end with "".
@@ -251,19 +241,27 @@ def writing(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise
+        if error.filename is not None and not _is_part(Path(os.fsdecode(error.filename)), path):
+            # Of another file that the block reads or writes.
+            raise InputError(f"cannot open {error.filename}: {error.strerror}") from error
         raise InputError(
             f"cannot write {path}: {error.strerror}; make room or give another directory"
         ) from error
+
+
+def _is_part(named: Path, path: str | Path) -> bool:
+    """Returns True for a path, its temporary form, what lies below these, and folders above."""
+    named, path = named.absolute(), Path(path).absolute()
+    if path.is_relative_to(named):
+        return True
+    first = named.relative_to(path.parent).parts[0] if named.is_relative_to(path.parent) else ""
+    return first == path.name or first.startswith(f".{path.name}.")
 
 
 def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Replaces `path` by the file that `write(temporary)` makes, or leaves it unchanged.
 
     The umask of the process decides the permissions. A link is replaced, not followed.
-
-    Args:
-        path: the file to make or replace; missing parent folders are created.
-        write: writes the whole file to a path.
 
     Raises:
         InputError: if the disk is full, or the path cannot be written.
@@ -413,10 +411,6 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
 
     Readers differ in the member that they take of several with one name. The sum of all members is
     compared with the size of the file, since members may also overlap.
-
-    Args:
-        archive: the open file.
-        path: its path.
     """
     twice = [name for name, count in Counter(archive.namelist()).items() if count > 1]
     if twice:
@@ -431,3 +425,53 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
             f"{path} has {packed:,} bytes and would unpack to {size:,}; at most "
             f"{MOST_EXPANSION} times as many are unpacked: write it again without compression"
         )
+
+
+# gzip, shuffle and checksums come with HDF5; others are code that it looks for on the disk.
+_LAST_OWN_FILTER = 3
+
+
+def hdf5_arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
+    """Yields every array of a file that h5py has opened.
+
+    Yields:
+        Path and dataset.
+
+    Raises:
+        InputError: for an array that is not in this file, or far larger than its part of it, or
+            more groups and arrays than `most`.
+    """
+    import h5py
+
+    groups, seen = [("", file)], set()
+    while groups:
+        prefix, group = groups.pop()
+        for name in group:
+            where = f"{prefix}{name}"
+            if type(group.get(name, getlink=True)) is not h5py.HardLink:
+                raise InputError(f"{path}: {where} points to another place; save the model again")
+            item = group[name]
+            address = h5py.h5o.get_info(item.id).addr
+            if address in seen:
+                raise InputError(f"{path}: {where} appears twice; save the model again")
+            seen.add(address)
+            if len(seen) > most:
+                raise InputError(
+                    f"{path} holds over {most} groups and arrays, far more than the model; give "
+                    "the model's own file"
+                )
+            if isinstance(item, h5py.Group):
+                groups.append((f"{where}/", item))
+                continue
+            if not isinstance(item, h5py.Dataset):
+                raise InputError(f"{path}: {where} is not an array; save the model again")
+            plan: Any = item.id.get_create_plist()
+            filters = [plan.get_filter(i)[0] for i in range(plan.get_nfilters())]
+            if item.external or item.is_virtual or max(filters, default=0) > _LAST_OWN_FILTER:
+                raise InputError(
+                    f"{path}: the values of {where} are not in the file, or not readable without "
+                    "more code; save the model again"
+                )
+            if item.nbytes > max(MOST_EXPANSION * item.id.get_storage_size(), ALWAYS_ALLOWED):
+                raise InputError(f"{path}: {where} is not stored as a whole; save the model again")
+            yield where, item

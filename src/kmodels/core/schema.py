@@ -25,6 +25,8 @@ class Needed:
 # absent or null value has every shape, except in a list.
 Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 
+# Bytes and levels of a file; the largest published ones have two million and a dozen.
+MOST_BYTES, MOST_LEVELS = 2**25, 64
 log = logging.getLogger("kmodels")
 _HALF = re.compile("[\ud800-\udfff]")
 _WORDS: dict[type, str] = {
@@ -33,27 +35,40 @@ _WORDS: dict[type, str] = {
 }
 
 
-def read_json(path: Path, shape: Shape | None = None) -> Any:
+def read_json(path: Path, shape: Shape | None = None, most: int | None = MOST_BYTES) -> Any:
     """Returns the object in a JSON file, or the list if the shape is a list.
 
     Args:
         path: path of the file, UTF-8.
         shape: the expected shape, see `check_shape`; by default the one in `FILES`.
+        most: bytes that it may have; None for the user's own data, of any size and depth.
 
     Raises:
-        InputError: for a file that is not JSON, or a value of another shape.
+        InputError: for a file that is not JSON, too large or too deep, or a value of another shape.
     """
     try:
         if path.is_fifo() or path.is_char_device():  # which may have no end, or no beginning
             raise OSError("it is a device or a pipe")
+        if most is not None and (size := path.stat().st_size) > most:
+            raise ValueError(f"it has {size:,} bytes, at most {most:,} are read")
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
+        if most is not None and _is_deep(content):
+            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
     if "\\ud" in text.lower() and _HALF.search(json.dumps(content, ensure_ascii=False)):
         raise InputError(f"{path} has half of a character, which no text can hold; copy it again")
     check_shape(content, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
     return content
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [[value]]
+    for _ in range(MOST_LEVELS + 1):
+        parts = (x.values() if isinstance(x, dict) else x for x in level)
+        level = [x for part in parts for x in part if isinstance(x, dict | list)]
+    return bool(level)
 
 
 def read_optional(path: Path, shape: Shape | None = None) -> dict[str, Any]:
@@ -69,11 +84,8 @@ def warn_of_unknown(
 ) -> None:
     """Logs a warning with the names of settings that kmodels does not follow; null is not logged.
 
-    Args:
-        file: path of the file, for the message.
-        settings: settings of the file.
-        known: names of settings that are read or have no effect.
-        idle_at: the values at which a setting has no effect, by its name.
+    `known` are names of settings that are read or have no effect; `idle_at` has the values at which
+    a setting has no effect, by its name.
     """
     stated = {name: value for name, value in settings.items() if value is not None}
     unknown = [name for name in stated if name not in known and name not in idle_at]
@@ -93,13 +105,7 @@ def warn_of_unknown(
 
 
 def check_shape(value: Any, shape: Shape, where: object) -> None:
-    """Raises InputError for a value of another shape, with the path to the value.
-
-    Args:
-        value: a value of a JSON file.
-        shape: the expected shape; keys that it does not name may hold anything.
-        where: the file and the keys on the path to the value.
-    """
+    """Raises InputError for a value of another shape, with the path to the value."""
     if isinstance(shape, Needed):
         if value is None:
             raise InputError(f"{where} is missing or null; give {_words(shape.shape)}")

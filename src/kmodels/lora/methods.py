@@ -15,6 +15,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
+from kmodels.core.files import hdf5_arrays
 from kmodels.core.remote import local_copy, write_file
 from kmodels.core.schema import Needed, read_json
 from kmodels.distribution.rank_zero import write_on_rank_zero
@@ -504,16 +505,6 @@ def _read(path: Path) -> tuple[Saved, Saved]:
     saved_rows: Saved = {}
     if not path.is_file() or not h5py.is_hdf5(path):
         raise InputError(f"{path} is not a file of save_lora_weights")
-
-    def note(name: str, group: "h5py.Group") -> None:
-        if isinstance(group, h5py.Group) and ADAPTER[0] in group:
-            arrays = [np.asarray(group[part]) for part in ADAPTER if part in group]
-            saved[name] = dict(group.attrs), arrays
-
-    def note_rows(name: str, group: "h5py.Group") -> None:
-        if isinstance(group, h5py.Group) and ROWS in group:
-            saved_rows[name] = np.asarray(group[IDS]).tolist(), np.asarray(group[ROWS])
-
     with h5py.File(path) as file:
         if "lora" in file:
             raise InputError(
@@ -522,7 +513,15 @@ def _read(path: Path) -> tuple[Saved, Saved]:
             )
         if "adapters" not in file:
             raise InputError(f"{path} is not a file of save_lora_weights")
-        file["adapters"].visititems(note)
-        if "rows" in file:
-            file["rows"].visititems(note_rows)
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in hdf5_arrays(file, path):
+            group, _, own = name.rpartition("/")
+            groups.setdefault(group, {})[own] = np.asarray(array)
+        for group, arrays in sorted(groups.items()):
+            kind, _, name = group.partition("/")
+            if kind == "adapters" and ADAPTER[0] in arrays:
+                matrices_of = [arrays[part] for part in ADAPTER if part in arrays]
+                saved[name] = dict(file[group].attrs), matrices_of
+            elif kind == "rows" and {IDS, ROWS} <= arrays.keys():
+                saved_rows[name] = arrays[IDS].tolist(), arrays[ROWS]
     return saved, saved_rows

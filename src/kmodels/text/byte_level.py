@@ -1,6 +1,5 @@
 """Byte-level byte-pair encoding (Radford et al. 2019) of Qwen, Llama 3 and CLIP."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from tokenizers.processors import TemplateProcessing
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
+from kmodels.core.schema import read_json
 
 
 class Kind(NamedTuple):
@@ -151,10 +151,7 @@ def read(
     if merges is None:
         raise InputError("a vocabulary of byte-level merges needs merges; give the merges.txt too")
     if isinstance(vocabulary, str | Path):
-        try:
-            vocabulary = json.loads(_text(vocabulary))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{vocabulary} is not a vocab.json: {error}") from error
+        vocabulary = read_json(local_copy(vocabulary))
     if isinstance(merges, str | Path):
         lines = _text(merges).splitlines()
         merges = [line for line in lines if line and not line.startswith("#version")]

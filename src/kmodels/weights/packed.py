@@ -148,7 +148,7 @@ def _join_four_bits(
     where = f"{path}: {name}"
     try:
         described = json.loads(tensors[state].read().astype("uint8").tobytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{where} is described by no JSON object; copy the file again") from None
     check_shape(described, Needed(STATES), f"{path}: {state}")
     mode, block = described["quant_type"], described["blocksize"]

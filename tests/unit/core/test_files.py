@@ -115,6 +115,16 @@ def test_a_disk_that_cannot_be_written_is_one_line(number, tmp_path):
     refused(message, atomic_write, tmp_path / "a", fails)
     refused(message, fills)
     assert not list(tmp_path.iterdir())
+    with atomic_directory(tmp_path / "b") as new:
+        own = (tmp_path / "b", new / "c", tmp_path)
+    for named in (*own, tmp_path / "bc", tmp_path / "other", tmp_path.parent / "b"):
+
+        def fails_at(path=named):
+            with atomic_directory(tmp_path / "b"):
+                raise OSError(number, os.strerror(number), str(path))
+
+        message = f"write {tmp_path / 'b'}" if named in own else f"open {named}"
+        refused(f"^cannot {message}: {os.strerror(number)}", fails_at)
     (tmp_path / "a").write_text("")
     refused(f"cannot write {tmp_path}/a/b: ", atomic_write, tmp_path / "a" / "b", Path.touch)
     with pytest.raises(FileNotFoundError):  # of what is read meanwhile

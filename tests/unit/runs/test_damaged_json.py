@@ -10,6 +10,7 @@ import run_folders
 
 from kmodels.checkpoint import manager
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
+from kmodels.core import schema
 from kmodels.core.errors import InputError
 from kmodels.core.schema import NUMBER, Needed, check_shape, read_json
 from kmodels.models import ViTImageClassifier
@@ -92,6 +93,29 @@ def test_a_file_without_an_object_is_one_line(tmp_path, content):
     file = tmp_path / "file.json"
     file.write_text(content, errors="surrogatepass")
     refused("file.json", read_json, file)
+
+
+@pytest.mark.parametrize(
+    ("levels", "size", "message"),
+    [
+        (65, 0, "it is nested more than 64 levels deep"),
+        (400, 0, "it is nested more than 64 levels deep"),
+        (1, 2**40, "it has 1,099,511,627,776 bytes, at most 33,554,432 are read"),
+    ],
+)
+def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path, levels, size, message):
+    file = tmp_path / "config.json"
+    # One branch of each level ends at once, and `text_config` has the shape of the whole.
+    file.write_text('{"x": {}, "text_config": ' * (levels - 1) + "{}" + "}" * (levels - 1))
+    os.truncate(file, max(size, file.stat().st_size))
+    refused(f"config.json is not readable JSON: {message}", read_json, file)
+
+
+def test_data_may_be_deep_and_a_file_as_deep_as_allowed(tmp_path):
+    file = tmp_path / "file.json"
+    for levels, most in ((64, schema.MOST_BYTES), (400, None)):
+        file.write_text('{"x": ' * (levels - 1) + "{}" + "}" * (levels - 1))
+        assert list(read_json(file, most=most)) == ["x"]
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

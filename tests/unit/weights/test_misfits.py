@@ -20,6 +20,7 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint import state as states
 from kmodels.checkpoint.state import RunState, digest, named, slots, weights_digest
 from kmodels.core.errors import InputError
+from kmodels.interop import keras_hub
 from kmodels.layers.changes import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import load_keras_file
@@ -153,6 +154,62 @@ def test_a_keras_file(tmp_path):
         text = refused(partial(load_keras_file, file, model, optimizer), model, *names)
         assert "layers/stray/vars/0 is not in the model" in text
         assert "layers/dense_1/vars/0 is (3, 6), the model needs (6, 3)" in text
+
+
+def elsewhere(file, name, link):
+    del file[name]
+    file[name] = link
+
+
+def first_array(file):
+    names = []
+    file.visititems(lambda name, x: names.append(name) if isinstance(x, h5py.Dataset) else None)
+    return names[0]
+
+
+def replaced(file, name, shape, **stored):
+    del file[name]
+    file.create_dataset(name, shape=shape, dtype="float32", **stored)
+
+
+# What may stand in place of an array, and the message.
+PLACES = {
+    "a file": (
+        lambda file, name, path: elsewhere(file, name, h5py.ExternalLink(str(path), name)),
+        "points to another place",
+    ),
+    "itself": (
+        lambda file, name, path: elsewhere(file, name, h5py.SoftLink(f"/{name}")),
+        "points to another place",
+    ),
+    "bytes of a file": (
+        lambda file, name, path: replaced(
+            file, name, file[name].shape, external=[(str(path), 0, file[name].nbytes)]
+        ),
+        "are not in the file",
+    ),
+    "nothing": (
+        lambda file, name, path: replaced(file, name, (2**20, 2**20), chunks=(2**10, 2**10)),
+        "is not stored as a whole",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), PLACES.values(), ids=PLACES)
+def test_arrays_that_are_not_in_an_adapter_file(tmp_path, change, message):
+    model, hub = backbone(), tmp_path / "hub.lora.h5"
+    model.enable_lora(2)
+    model.save_lora_weights(own := tmp_path / "own.lora.h5")
+    with h5py.File(hub, "w") as file:
+        file["lora/vars/rank"] = 2
+        for part in "ab":
+            file[f"lora/3/vars/lora_kernel_{part}"] = np.zeros((2, 2), "float32")
+    for file, read in ((own, backbone().load_lora_weights), (hub, keras_hub._stored)):
+        shutil.copy(file, tmp_path / "whole")
+        with h5py.File(file, "r+") as opened:
+            change(opened, first_array(opened), tmp_path / "whole")
+        with pytest.raises(InputError, match=message):
+            read(file)
 
 
 def test_an_adapter(tmp_path):

@@ -255,7 +255,7 @@ def _coco(
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
     files = _files(root)
-    described = {part: read_json(file, COCO) for part, file in files.items()}
+    described = {part: read_json(file, COCO, most=None) for part, file in files.items()}
     names = {one["id"]: one["name"] for one in described["train"]["categories"]}
     for part, content in described.items():
         if {one["id"]: one["name"] for one in content["categories"]} != names:
