@@ -122,20 +122,9 @@ def fused_adamw_(
 ) -> None:
     """Moves weights in place by AdamW without decay, and its slots, in one pass over memory.
 
-    `torch.optim.AdamW(fused=True)` is public, but keeps its own slots and counts.
-
-    Args:
-        weights: contiguous; all lists have one dtype and device.
-        gradients: in the order of the weights.
-        first: moments of the gradients.
-        second: moments of their squares.
-        highest: highest of the second moments, empty without `amsgrad`.
-        counts: counts of steps, float32 scalars.
-        learning_rate: a float32 scalar.
-        beta_1: decay of the first moments.
-        beta_2: decay of the second moments.
-        epsilon: added to the root.
-        amsgrad: divides by the highest second moment.
+    `torch.optim.AdamW(fused=True)` is public, but keeps its own slots and counts. All lists have
+    the order of the weights, which are contiguous, and one dtype and device; `highest` is empty
+    without `amsgrad`; counts and the learning rate are float32 scalars.
     """
     torch._fused_adamw_(
         weights, gradients, first, second, highest, counts,
@@ -196,10 +185,7 @@ def while_loop(proceed: Callable[..., Any], step: Callable[..., Any], state: tup
 def trace_graph(function: Callable[..., Any], rules: dict[Any, Any], inputs: list[Any]) -> Any:
     """Returns the graph of ATen operations of a call, traced with fake tensors.
 
-    Args:
-        function: takes the inputs, and may hold further tensors.
-        rules: the replacement of an operation, by operation.
-        inputs: tensors.
+    `rules` has the replacement of an operation, by operation. The function may hold tensors.
     """
     return make_fx(function, rules, "fake", _allow_non_fake_inputs=True)(*inputs)
 

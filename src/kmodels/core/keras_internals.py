@@ -422,11 +422,7 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
     """Returns a variable's value, directly if no scope would change it.
 
     Keras tests for scopes, devices and symbolic tensors first, which takes as long as a small
-    matrix product.
-
-    Args:
-        variable: the variable.
-        cast: gives the value in the dtype of the layer's autocast; False for its own.
+    matrix product. With `cast` the value has the dtype of the layer's autocast, else its own.
     """
     if type(variable) is keras.Variable and (
         _reading.stored or _gives_stored(variable._dtype if cast else None)

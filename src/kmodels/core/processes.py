@@ -136,11 +136,7 @@ def all_gather_object(what: str, value: object) -> list[Any]:
 
 
 def broadcast(what: str, make: Callable[[], Any]) -> Any:
-    """Returns a value made on rank zero, in all processes.
-
-    Args:
-        what: see `all_gather_object`.
-        make: called on rank zero only; returns a small value that JSON can hold.
+    """Returns a small value for JSON that `make` returns on rank zero, in all processes.
 
     Raises:
         InputError: in all processes, if `make` raises one.
@@ -192,9 +188,7 @@ def _first_line(error: Exception) -> str:
 def all_or_raise(what: str, act: Callable[[], T]) -> T:
     """Calls a function in every process; if it raises `InputError` in one, all raise.
 
-    Args:
-        what: see `all_gather_object`.
-        act: the function, which must not call a collective.
+    The function must not call a collective.
 
     Raises:
         InputError: the error of this process, or the first one of the others.

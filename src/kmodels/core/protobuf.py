@@ -33,12 +33,8 @@ def message_classes(
 ) -> dict[str, Any]:
     """Returns classes of messages, in a pool of their own, by the names of the table.
 
-    Fields that the table lacks are kept aside by the classes, as Protocol Buffers do.
-
-    Args:
-        name: name of the package that the messages get.
-        table: fields of each message.
-        syntax: "proto2" writes what was set though it is the default, and "proto3" does not.
+    Fields that the table lacks are kept aside by the classes, as Protocol Buffers do. The syntax
+    "proto2" writes what was set though it is the default, and "proto3" does not.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -70,10 +66,6 @@ def message_classes(
 
 def parse(message: Any, content: bytes) -> Any:
     """Returns the message that bytes hold.
-
-    Args:
-        message: one of the classes.
-        content: the bytes.
 
     Raises:
         ValueError: where they hold no such message, with a reason in one line.

@@ -59,9 +59,6 @@ class Remote(NamedTuple):
 def open_address(address: str | Path) -> Remote:
     """Returns the file or directory at an address.
 
-    Args:
-        address: such as "gs://bucket/run", "s3://bucket/run" or "memory://run".
-
     Raises:
         InputError: if fsspec or its package for such addresses is missing, or if no package has
             such addresses.
@@ -87,12 +84,7 @@ def open_address(address: str | Path) -> Remote:
 
 @contextmanager
 def in_one_line(action: str, address: str) -> Iterator[None]:
-    """Raises InputError in place of any exception of a storage or hub in the block.
-
-    Args:
-        action: "read" or "write".
-        address: of the file or directory.
-    """
+    """Raises InputError in place of any exception of a storage or hub in the block."""
     try:
         yield
     except InputError:
@@ -120,10 +112,6 @@ VERSION = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 def publish(directory: Path, address: str | Path) -> None:
     """Writes a local directory to an address; readers get all of it at once, or nothing.
-
-    Args:
-        directory: the local directory.
-        address: address of the remote directory, which is made or replaced.
 
     Raises:
         InputError: if a file cannot be written; the former directory stays.
@@ -154,10 +142,6 @@ def put_file(file: Path, address: str | Path) -> None:
 
     It is sent under another name first, since some storages keep the part that was sent before a
     connection was lost.
-
-    Args:
-        file: path of the local file.
-        address: address of the remote file, which is made or replaced.
 
     Raises:
         InputError: if it cannot be written; the former file stays.
@@ -228,9 +212,6 @@ def local_copy(path: str | Path) -> Path:
     A copy lies in the folder for temporary files until the process ends. The same address returns
     it again as long as nothing changed there.
 
-    Args:
-        path: local, or an address such as "gs://bucket/model".
-
     Raises:
         InputError: if nothing is at the address, or it cannot be read.
     """
@@ -261,10 +242,6 @@ def fetch(address: str | Path) -> Path:
 def fetch_published(address: str | Path, into: Path) -> bool:
     """Copies a published directory into a local one, and compares sizes and hashes.
 
-    Args:
-        address: address of the remote directory.
-        into: the local directory; its files are replaced.
-
     Returns:
         False if no complete directory is published there.
 
@@ -286,10 +263,6 @@ def fetch_published(address: str | Path, into: Path) -> bool:
 
 def holds_file(address: str | Path, file: Path) -> bool:
     """Returns True if a published directory holds a file of this name and content.
-
-    Args:
-        address: address of the remote directory.
-        file: path of the local file.
 
     Raises:
         InputError: if the address cannot be read.
@@ -421,10 +394,6 @@ def staged(directory: str | Path) -> Iterator[tuple[Path, Callable[[Path], Path]
 def write_file(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Replaces a file by the one that `write(temporary)` makes, or leaves it as it was.
 
-    Args:
-        path: path of the file, local or an address.
-        write: writes the whole file to a local path of the same suffix.
-
     Returns:
         The path, or the address.
 
@@ -481,9 +450,6 @@ def pull(folder: Path) -> None:
 
     Checkpoints that were not published, or that are damaged there, are removed.
 
-    Args:
-        folder: folder of `ADDRESSES`, locked by this run.
-
     Raises:
         InputError: if the storage cannot be read.
     """
@@ -505,10 +471,6 @@ def pull(folder: Path) -> None:
 def push(folder: Path, path: Path) -> None:
     """Publishes a complete checkpoint.
 
-    Args:
-        folder: folder of `ADDRESSES`.
-        path: path of the new checkpoint in it.
-
     Raises:
         InputError: if it cannot be written; the published checkpoints stay.
     """
@@ -517,10 +479,6 @@ def push(folder: Path, path: Path) -> None:
 
 def remove_others(folder: Path, path: Path) -> None:
     """Removes published checkpoints that are older than `path` and gone from the local directory.
-
-    Args:
-        folder: folder of `ADDRESSES`.
-        path: path of the newest checkpoint.
 
     Raises:
         InputError: if the storage cannot be read.

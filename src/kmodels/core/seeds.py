@@ -26,15 +26,7 @@ def uniform(
     high: float = 1.0,
     dtype: str = "float32",
 ) -> Any:
-    """Returns the numbers of `keras.random.uniform`.
-
-    Args:
-        shape: of the result.
-        seed: as in Keras; the state of a generator advances.
-        low: lowest value.
-        high: upper bound, excluded.
-        dtype: of the result.
-    """
+    """Returns the numbers of `keras.random.uniform`."""
     if _native is not None:
         return _native.uniform(shape, seed, low, high, dtype)
     return keras.random.uniform(shape, low, high, dtype, seed)

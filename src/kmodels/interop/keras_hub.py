@@ -20,6 +20,7 @@ import numpy as np
 from kmodels import lora, presets, registry
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, one_line
+from kmodels.core.files import hdf5_arrays
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import Needed, read_json
 from kmodels.interop.packages import need
@@ -41,12 +42,8 @@ LORA = ("/lora_kernel_a", "/lora_kernel_b")
 def make(peer: KerasHubMapping, config: Any, hub: Any, policy: keras.DTypePolicy) -> keras.Model:
     """Returns a new backbone of keras-hub.
 
-    Args:
-        peer: the counterpart of the backbone.
-        config: config of the backbone here.
-        hub: keras-hub itself.
-        policy: of the backbone. As an object: by the name "bfloat16", a vision encoder of keras-hub
-            makes itself float32.
+    The policy is an object: by the name "bfloat16", a vision encoder of keras-hub makes itself
+    float32.
     """
     more = {}
     if peer.make_part is not None:
@@ -59,10 +56,6 @@ def make(peer: KerasHubMapping, config: Any, hub: Any, policy: keras.DTypePolicy
 
 def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a backbone or task of keras-hub by the names in the table.
-
-    Args:
-        peer: the counterpart of the backbone.
-        model: whose weights they are.
 
     Raises:
         InputError: for weights that are not plain numbers, or adapters beside them.
@@ -91,12 +84,7 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
 
 
 def check_file(file: Path, model: keras.Model) -> None:
-    """Raises `InputError` if Keras ignored weights of a file that it loaded.
-
-    Args:
-        file: a .weights.h5.
-        model: the model that was loaded from it.
-    """
+    """Raises `InputError` if Keras ignored weights of a file that it loaded."""
     stored: list[str] = []
 
     def note(name: str, entry: "h5py.Dataset") -> None:
@@ -125,11 +113,6 @@ def _lazy(variable: keras.Variable) -> LazyArray:
 def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArray]) -> None:
     """Assigns values to a model of keras-hub, if all names and shapes fit.
 
-    Args:
-        peer: the counterpart of the backbone.
-        model: a new model of keras-hub.
-        values: values by the names in the table.
-
     Raises:
         InputError: with the names and shapes that do not fit.
     """
@@ -147,14 +130,7 @@ def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArr
 def _compare(
     peer: KerasHubMapping, model: keras.Model, theirs: keras.Model, rules: Sequence[Rule]
 ) -> None:
-    """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
-
-    Args:
-        peer: the counterpart of the backbone.
-        model: a model of kmodels.
-        theirs: a model of keras-hub.
-        rules: the table.
-    """
+    """Raises `InputError` that names every weight that is not the same, bit for bit."""
     ours, written = engine.export(model, rules), tensors(peer, theirs)
     problems = [
         *_listed("not in kmodels", [name for name in written if name not in ours]),
@@ -186,11 +162,6 @@ IMAGES = ("max_images_per_prompt", "num_vision_tokens_per_image")
 def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
     """Returns the preprocessor of kmodels that is equivalent to one of keras-hub.
 
-    Args:
-        preprocessor: that of a task of keras-hub.
-        config: config of the backbone here.
-        kind: class of the preprocessor here.
-
     Raises:
         InputError: for settings without a counterpart.
     """
@@ -214,10 +185,6 @@ def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
 
 def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
     """Returns the preprocessor of keras-hub that is equivalent to one of kmodels.
-
-    Args:
-        preprocessor: that of a task of kmodels.
-        kind: class of keras-hub's.
 
     Raises:
         InputError: for a tokenizer without a counterpart, or if keras-hub needs TensorFlow.
@@ -264,9 +231,22 @@ Factors = tuple[np.ndarray, np.ndarray]
 PARTS = ("lora_kernel_a", "lora_kernel_b")
 
 
-def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model) -> None:
-    """See `keras_hub.read_lora`."""
+def read_lora(model: keras.Model, file: str | Path) -> None:
+    """Puts the adapters that keras-hub's `save_lora_weights` wrote into a model of kmodels.
+
+    The model gives what keras-hub's gives; `save_adapter` then writes them in PEFT's format. Ranks
+    grow if keras-hub shares a matrix among heads: see docs/interop.md.
+
+    Args:
+        model: a backbone or task that equals the base of the adapters.
+        file: a .lora.h5.
+
+    Raises:
+        InputError: for a file that does not fit the model; the model is unchanged then.
+    """
     backbone = getattr(model, "backbone", model)
+    peer = _mapping_of(backbone, getattr(model, "settings", {}))
+    file, hub = local_copy(file), _hub()
     if lora.describe(model):
         raise InputError("the model has LoRA adapters already; read_lora needs one without")
     rank, stored = _stored(file)
@@ -304,16 +284,16 @@ def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model
 def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
     try:
         with h5py.File(file) as opened:
-            group: Any = opened["lora"]
-            rank = int(group["vars"]["rank"][()])
-            numbers = [name for name in group if name.isdigit()]
-            pairs = {
-                int(name): tuple(np.asarray(group[name]["vars"][part], "float32") for part in PARTS)
-                for name in numbers
-            }
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{file} is not a .lora.h5 of keras-hub: {reason}") from None
+            arrays = {name: np.asarray(array) for name, array in hdf5_arrays(opened, file)}
+        rank = int(arrays["lora/vars/rank"])
+        numbers = {name.split("/")[1] for name in arrays if name.startswith("lora/")}
+        pairs = {
+            int(n): tuple(arrays[f"lora/{n}/vars/{part}"].astype("float32") for part in PARTS)
+            for n in numbers
+            if n.isdigit()
+        }
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{file} is not a .lora.h5 of keras-hub: {one_line(error)}") from None
     if not pairs:
         raise InputError(f"{file} holds no adapters")
     return rank, {number: (a, b) for number, (a, b) in sorted(pairs.items())}
@@ -478,24 +458,6 @@ def compare(model: keras.Model, theirs: keras.Model) -> None:
     parts = [peer.part for peer in registry.family(backbone.family).keras_hub]
     peer, theirs = _peer_of(theirs, not any(parts))
     _compare(peer, model, theirs, peer.table(backbone.config))
-
-
-def read_lora(model: keras.Model, file: str | Path) -> None:
-    """Puts the adapters that keras-hub's `save_lora_weights` wrote into a model of kmodels.
-
-    The model gives what keras-hub's gives; `save_adapter` then writes them in PEFT's format. Ranks
-    grow if keras-hub shares a matrix among heads: see docs/interop.md.
-
-    Args:
-        model: a backbone or task that equals the base of the adapters.
-        file: a .lora.h5.
-
-    Raises:
-        InputError: for a file that does not fit the model; the model is unchanged then.
-    """
-    backbone = getattr(model, "backbone", model)
-    peer = _mapping_of(backbone, getattr(model, "settings", {}))
-    read(model, local_copy(file), peer, _hub())
 
 
 def _mapping_of(backbone: keras.Model, settings: Mapping[str, Any]) -> KerasHubMapping:

@@ -156,11 +156,7 @@ def _progress(batches: list[Any]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line of lm-evaluation-harness.
-
-    Args:
-        arguments: of the `lm_eval` command; those of the process by default.
-    """
+    """Runs the command line of lm-evaluation-harness."""
     from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 
     if arguments is not None:

@@ -9,11 +9,6 @@ from kmodels.core.errors import InputError
 def need(module: str, package: str, extra: str) -> Any:
     """Imports a module of an optional package.
 
-    Args:
-        module: name of the module, such as "keras_hub".
-        package: its name on PyPI.
-        extra: the extra of kmodels that includes it.
-
     Raises:
         InputError: if it is not installed, or cannot be imported.
     """

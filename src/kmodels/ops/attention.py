@@ -103,11 +103,7 @@ def check_attention(
     soft_cap: float | None,
     dropout: float,
 ) -> None:
-    """Checks the arguments of `attention`, as far as static shapes are known.
-
-    Raises:
-        InputError: if an argument is wrong.
-    """
+    """Raises `InputError` for wrong arguments of `attention`, as far as static shapes are known."""
     of_query, of_key, of_value = query.shape, key.shape, value.shape
     _, segment_ids, block_ids, causal, window = hidden
 

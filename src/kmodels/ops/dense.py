@@ -32,11 +32,7 @@ def dense(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def check_width(x: Tensor, kernel: Tensor) -> None:
-    """Checks the arguments of `dense`.
-
-    Raises:
-        InputError: if the last axis of `x` is not the kernel's first.
-    """
+    """Raises `InputError` if the last axis of `x` is not the kernel's first."""
     if x.shape[-1] != kernel.shape[0]:
         raise InputError(
             f"dense got x of width {x.shape[-1]} and a kernel of shape {tuple(kernel.shape)}; "

@@ -30,10 +30,6 @@ def dropout(x: Tensor, rate: float, seed: keras.random.SeedGenerator | Tensor) -
 
 
 def check_rate(rate: float) -> None:
-    """Checks the argument of `dropout`.
-
-    Raises:
-        InputError: if the rate is outside [0, 1).
-    """
+    """Raises `InputError` if the rate is outside [0, 1)."""
     if not 0.0 <= rate < 1.0:
         raise InputError(f"dropout got rate {rate}; it must be in [0, 1).")

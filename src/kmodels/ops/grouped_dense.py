@@ -67,11 +67,7 @@ def group_of(numbers: Tensor, sizes: Tensor) -> Any:
 
 
 def check_grouped(x: Tensor, kernel: Tensor) -> None:
-    """Checks the arguments of `grouped_dense`.
-
-    Raises:
-        InputError: if the last axis of `x` is not the second of the kernel.
-    """
+    """Raises `InputError` if the last axis of `x` is not the second of the kernel."""
     if len(x.shape) != 2 or x.shape[-1] != kernel.shape[1]:
         raise InputError(
             f"grouped_dense got x of shape {tuple(x.shape)} and a kernel of shape "

@@ -189,11 +189,7 @@ def without_ignored(labels: Tensor, weights: Tensor) -> Any:
 def check_linear_cross_entropy(
     hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, scoring: Scoring
 ) -> None:
-    """Checks the arguments, as far as static shapes are known.
-
-    Raises:
-        InputError: if an argument is wrong.
-    """
+    """Raises `InputError` for wrong arguments, as far as static shapes are known."""
     shapes = [tuple(x.shape) for x in (hidden, table, labels, weights)]
     ranks_fit = [len(shape) for shape in shapes] == [2, 2, 1, 1]
     rows = {shape[0] for shape in (shapes[0], *shapes[2:])} - {None}
@@ -211,11 +207,7 @@ def check_linear_cross_entropy(
 def check_rows(
     table: Tensor, rows: Tensor | None, row_ids: Tensor | None, trainable_table: bool
 ) -> None:
-    """Checks `rows` and `row_ids`, as far as static shapes are known.
-
-    Raises:
-        InputError: if an argument is wrong.
-    """
+    """Raises `InputError` for wrong `rows` or `row_ids`, as far as static shapes are known."""
     if rows is None and row_ids is None:
         return
     shape, of_ids = (None if x is None else tuple(x.shape) for x in (rows, row_ids))

@@ -148,11 +148,7 @@ def _parts(x: Tensor, count: int) -> Any:
 
 
 def check_linear_divergence(*tensors: Tensor) -> None:
-    """Checks hidden, table, teacher_hidden, teacher_table and weights, as far as shapes are known.
-
-    Raises:
-        InputError: if they do not fit.
-    """
+    """Raises `InputError` for tensors that do not fit, as far as shapes are known."""
     shapes = [tuple(x.shape) for x in tensors]
     ranks_fit = [len(shape) for shape in shapes] == [2, 2, 2, 2, 1]
     rows = {shape[0] for shape in shapes[::2]} - {None}

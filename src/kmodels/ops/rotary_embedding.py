@@ -69,11 +69,7 @@ def rotary_embedding(
 
 
 def check_rotary_embedding(x: Tensor) -> None:
-    """Checks the arguments of `rotary_embedding`.
-
-    Raises:
-        InputError: if H is odd.
-    """
+    """Raises `InputError` if H is odd."""
     if x.shape[-1] % 2:
         raise InputError(f"rotary_embedding got heads of width {x.shape[-1]}; it must be even.")
 
@@ -153,11 +149,7 @@ def rotary_embedding_2d(
 
 
 def check_rotary_embedding_2d(x: Tensor, coordinates: Tensor, pairs: str) -> None:
-    """Checks the arguments of `rotary_embedding_2d`.
-
-    Raises:
-        InputError: if H is no multiple of 4, for coordinates of another shape, or another `pairs`.
-    """
+    """Raises `InputError` for wrong arguments of `rotary_embedding_2d`."""
     if x.shape[-1] % 4:
         raise InputError(
             f"rotary_embedding_2d got heads of width {x.shape[-1]}; it must be a multiple of 4"

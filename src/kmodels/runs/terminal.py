@@ -65,10 +65,10 @@ def typed(context: typer.Context) -> list[str]:
 
 
 def refuse_idle(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raises `InputError` for a given flag that has no effect, for this reason."""
-    for name in typed(context):
-        if name in names:
-            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
+    """Raises `InputError` for given flags that have no effect, for this reason."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    if idle := [flags[name] for name in typed(context) if name in names]:
+        raise InputError(f"{', '.join(idle)} has no effect {reason}; leave it out")
 
 
 def invoke(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> Any:

@@ -38,10 +38,6 @@ class Conversation:
     """A chat with one model.
 
     Args:
-        model: the model, with a preprocessor that has a chat format.
-        system: text of a system message, or None.
-        max_new_tokens: largest number of tokens of a reply.
-        values: variables of the chat template.
         stop: texts that end a reply; None for those of the checkpoint.
         drafts: arguments of `generate` for speculative decoding.
         images: paths of images that precede the text of the next user message.
@@ -69,9 +65,6 @@ class Conversation:
     def attach(self, image: str) -> None:
         """Adds an image to the next message of the user.
 
-        Args:
-            image: path of the file.
-
         Raises:
             InputError: for a file that is missing or damaged, or a model that takes only text.
         """
@@ -83,12 +76,8 @@ class Conversation:
     def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Returns the reply to a message and adds both to the chat.
 
-        If Ctrl-C stops the reply, the chat keeps the part so far; if there is none, the chat does
-        not change.
-
-        Args:
-            text: message of the user.
-            show: called with each new piece of the reply.
+        `show` gets each new piece of the reply. If Ctrl-C stops it, the chat keeps the part so far;
+        if there is none, the chat does not change.
 
         Raises:
             InputError: if the chat template rejects the chat.
@@ -132,14 +121,7 @@ def question(text: str, images: Sequence[str] = ()) -> dict[str, Any]:
 def check_images(
     text: "CausalLMPreprocessor", images: Sequence[str], name: str, model: str
 ) -> None:
-    """Raises `InputError` for unreadable images, or a model without image inputs.
-
-    Args:
-        text: preprocessor of the model.
-        images: paths of the files.
-        name: flag or command that gave them.
-        model: name of the model's class.
-    """
+    """Raises `InputError` for unreadable images, or a model without image inputs."""
     if images and not text.takes_images:
         raise InputError(f"{name} needs a model that takes images; {model} takes only text")
     for image in images:
@@ -169,20 +151,8 @@ def open_conversation(
 ) -> Conversation:
     """Reads a model for a chat; wrong settings raise before its weights are read.
 
-    Args:
-        path: directory, file or address of the model.
-        say: called with a line before each slow step.
-        system: text of a system message, or None.
-        images: paths of images of the first question.
-        max_new_tokens: largest number of tokens of a reply.
-        sampling: arguments of `Sampler`; None means the checkpoint's value.
-        stop: texts that end a reply; None for those of the checkpoint.
-        adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
-        assistant: directory, file or address of a smaller model that drafts tokens, or None.
-        num_assistant_tokens: number of tokens of a draft.
-        prompt_lookup_num_tokens: number of tokens of drafts that repeat earlier text, or None.
-        precision: dtype policy of the model.
-        values: variables of the chat template.
+    `say` gets a line before each slow step. `sampling` are arguments of `Sampler`, None for the
+    checkpoint's value; `stop` is None for the texts of the checkpoint.
 
     Raises:
         InputError: for a path without a language model, tokenizer or chat template, a system

@@ -1,5 +1,6 @@
 """The `kmodels` command."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -80,6 +81,12 @@ def _commands(
     """Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
     if context.invoked_subcommand is None:
         print(OVERVIEW, end="")
+
+
+def _options(context: typer.Context, kind: type[Any], **changes: object) -> Any:
+    """Returns a dataclass with the values of the flags of the same names, and changes of them."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name in context.params]
+    return kind(**{name: context.params[name] for name in names} | changes)
 
 
 def _adapts(context: typer.Context, preset: str, lora: bool | None = False) -> bool:
@@ -232,15 +239,10 @@ def plan(
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
     estimate = plans.Plan(
         preset,
-        plans.Setup(
-            batch_size=batch_size,
-            sequence_length=sequence_length,
-            precision=precision,
+        _options(
+            context,
+            plans.Setup,
             lora=adapters if adapts else None,
-            quantize=quantize,
-            remat=remat,
-            optimizer=optimizer,
-            accumulate=accumulate,
             accelerator=mesh is not None if accelerator is None else accelerator,
         ),
         image_size=image_size,
@@ -270,9 +272,8 @@ def _recommend(
     own = ("preset", "recommend", "data", "as_json")
     stated = {name: context.params[name] for name in typed(context) if name not in own}
     supported = ("precision", "batch_size", "sequence_length", "rank", "targets", "dora")
-    for name in stated.keys() - {*supported, "quantize", "accumulate", "remat"}:
-        flag = f"--{name.replace('_', '-')}"
-        raise InputError(f"{flag} has no meaning with --recommend; leave it out")
+    idle = stated.keys() - {*supported, "quantize", "accumulate", "remat"}
+    refuse_idle(context, idle, "with --recommend")
     recommended = recommending.recommendations(known(weights=weights, data=data, **stated))
     if as_json:
         print(json.dumps(shown(recommended), indent=1))
@@ -346,29 +347,14 @@ def bench(
         _adapts(context, preset, lora)
     if not largest_batch:
         refuse_idle(context, ("memory",), "without --largest-batch")
-    options = benches.BenchOptions(
-        preset=preset,
-        backends=backends,
+    options = _options(
+        context,
+        benches.BenchOptions,
         precisions=benches.listed(precision),
         compile=benches.listed(compile),
         attention=benches.listed(attention),
         ops=benches.listed(ops),
         workers=benches.numbers("workers", workers),
-        batch_size=batch_size,
-        image_size=image_size,
-        num_classes=num_classes,
-        sequence_length=sequence_length,
-        lora=lora,
-        rank=rank,
-        optimizer=optimizer,
-        seed=seed,
-        rounds=rounds,
-        steps=steps,
-        check_steps=check_steps,
-        threads=threads,
-        limit=limit,
-        together=together,
-        largest_batch=largest_batch,
         memory=None if memory is None else parse_bytes(memory),
         python=tuple(python or ()),
     )
@@ -439,18 +425,7 @@ def parity(
     )
     presets = (preset, preset_b or preset)
     left, right = map(parities.Side, names, presets, precisions, paths)
-    options = parities.ParityOptions(
-        left,
-        right,
-        steps=steps,
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        image_size=image_size,
-        num_classes=num_classes,
-        seed=seed,
-        tolerance=tolerance,
-        limit=limit,
-    )
+    options = _options(context, parities.ParityOptions, left=left, right=right)
     try:
         result = shown(parities.run(options))
     except KeyboardInterrupt:
@@ -504,6 +479,7 @@ def compare(
 
 @command()
 def convert(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(help="A directory or file with a model, or an adapter.")],
     destination: Annotated[Path, typer.Argument(help="File or directory to create or replace.")],
     to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
@@ -532,18 +508,7 @@ def convert(
     from kmodels.tools import convert as converting
 
     try:
-        converted = converting.convert(
-            source,
-            destination,
-            to,
-            dtype=dtype,
-            adapter=adapter,
-            sequence_length=sequence_length,
-            text_only=text_only,
-            mmproj=mmproj,
-            base=base,
-            imatrix=imatrix,
-        )
+        converted = converting.convert(**context.params)
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -576,10 +541,6 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"kmodels: out of memory: {reason}; give smaller sizes", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
-
-
-if __name__ == "__main__":
-    main()
 
 
 OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
@@ -622,3 +583,6 @@ Export models:
 
 KERAS_BACKEND chooses the backend. Flags of a command: kmodels COMMAND --help
 """
+
+if __name__ == "__main__":
+    main()

@@ -216,10 +216,7 @@ def _measured() -> dict[Any, dict[str, dict[str, float]]]:
 def show(content: dict[str, Any], console: Console, ops: bool = False) -> None:
     """Prints a report: facts and the number of ops that run an override.
 
-    Args:
-        content: result of `report`.
-        console: console to print to.
-        ops: also prints each op in typical cases, and the choices on other platforms.
+    With `ops` also each op in typical cases, and the choices on other platforms.
     """
     facts = Table(show_header=False, title="kmodels doctor", title_justify="left")
     facts.add_column(no_wrap=True)

@@ -24,7 +24,7 @@ from kmodels.runs.run_folder import (
     run_at,
 )
 from kmodels.runs.settings import texts_of
-from kmodels.runs.terminal import option
+from kmodels.runs.terminal import option, refuse_idle
 
 if TYPE_CHECKING:
     import numpy as np  # not for `kmodels --help`
@@ -35,6 +35,9 @@ BINS = 15
 PARTS = ("train", "training", "val", "valid", "validation", "test")
 # Classes in the table, and unread files in an error.
 SHOWN = 10
+# Flags for images alone, and for texts alone.
+OF_IMAGES = ("real_labels", "class_names", "templates", "reduce_labels")
+OF_TEXTS = ("adapter", "before", "written_as", "stop", "max_new_tokens", "max_length")
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
 
 
@@ -53,6 +56,7 @@ class Labelled(NamedTuple):
 
 
 def run(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL)],
     data: Annotated[
         str,
@@ -128,6 +132,9 @@ def run(
     """Evaluate a model of images on labelled ones, or a model of texts on lines of JSON."""
     from rich.console import Console
 
+    from kmodels import presets
+    from kmodels.tools.evaluate_text import TextTask, models_of, table_of
+
     if batch_size is not None:
         check_whole("--batch-size", batch_size)
     if results is not None:
@@ -135,76 +142,52 @@ def run(
             "--results", results, inputs=(model, data, class_names, real_labels, templates)
         )
     console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
-    flags = {
-        **{"--adapter": adapter, "--before": before or None, "--as": written_as, "--stop": stop},
-        **{"--max-new-tokens": max_new_tokens, "--max-length": max_length},
-    }
     if Path(data).suffix.lower() in (".jsonl", ".json"):
-        of_images = {
-            **{"--real-labels": real_labels, "--class-names": class_names},
-            **{"--templates": templates, "--reduce-labels": reduce_labels or None},
-        }
-        if wrong := [name for name, value in of_images.items() if value is not None]:
-            raise InputError(f"{', '.join(wrong)} is for images; leave it out for {data}")
-        from kmodels.tools.evaluate_text import TextTask
-
+        refuse_idle(context, OF_IMAGES, f"on the texts of {data}")
         most = 256 if max_new_tokens is None else max_new_tokens
         task = TextTask(data, skip_bad, written_as, most, stop or ())
-        generation = ("--max-new-tokens", "--stop") if task.task != "exact_match" else ()
-        unused = (*generation, "--as") if task.task in ("perplexity", "retrieval") else generation
+        idle = [] if task.task == "exact_match" else ["max_new_tokens", "stop"]
+        idle += ["written_as"] if task.task in ("perplexity", "retrieval") else []
+        idle += ["adapter", "before", "max_length"] if task.task == "retrieval" else []
+        refuse_idle(context, idle, f"on {task.task}")
         if task.task == "retrieval":
-            unused = (*unused, "--adapter", "--before", "--max-length")
-        if wrong := [name for name in unused if flags[name] is not None]:
-            raise InputError(f"{', '.join(wrong)} has no effect on {task.task}; leave it out")
-        if task.task == "retrieval":
-            rows, details, evaluation = _retrieval(
-                task, model, data, precision, batch_size or 32, console
-            )
+            found = _retrieval(task, model_in(model), data, precision, batch_size or 32)
         else:
-            rows, details, evaluation = _texts(
-                task, model, data, adapter, before, precision, batch_size or 8, max_length, console
-            )
+            stages = models_of(model, adapter, before, precision)
+            found = _texts(task, stages, batch_size or 8, max_length, console)
     else:
-        if wrong := [name for name, value in flags.items() if value is not None]:
-            raise InputError(f"{', '.join(wrong)} is for language models; leave it out for {data}")
-        from kmodels import presets
-
-        path = model_in(model)
+        refuse_idle(context, OF_TEXTS, f"on the images of {data}")
+        path, size = model_in(model), batch_size or 32
         cls: Any = presets.class_of(path, whole=True)
         segments, detects = hasattr(cls, "segment"), hasattr(cls, "detect")
-        names = {"--class-names": class_names, "--templates": templates}
-        unused = {
-            **({} if hasattr(cls, "classify") else names),
-            **({} if segments else {"--reduce-labels": reduce_labels or None}),
-            **(
-                {"--real-labels": real_labels, "--skip-bad": skip_bad or None}
-                if segments or detects
-                else {}
-            ),
-        }
-        if wrong := [name for name, value in unused.items() if value is not None]:
-            raise InputError(
-                f"{', '.join(wrong)} has no effect on a {cls.__name__}, which {path} holds; "
-                "leave it out"
-            )
-        rows_at_once = batch_size or 32
+        idle = [] if hasattr(cls, "classify") else ["class_names", "templates"]
+        idle += [] if segments else ["reduce_labels"]
+        idle += ["real_labels", "skip_bad"] if segments or detects else []
+        refuse_idle(context, idle, f"on a {cls.__name__}, which {path} holds")
         if segments:
-            rows, details, evaluation = _pixels(
-                model, cls, data, rows_at_once, precision, reduce_labels, console
-            )
+            found = _pixels(path, cls, data, size, precision, reduce_labels, console)
         elif detects:
-            rows, details, evaluation = _boxes(model, cls, data, rows_at_once, precision, console)
+            found = _boxes(path, cls, data, size, precision, console)
         else:
             texts = (
                 None if class_names is None else texts_of("--class-names", class_names),
                 None if templates is None else texts_of("--templates", templates),
             )
-            rows, details, evaluation = _images(
-                model, data, real_labels, texts, rows_at_once, precision, skip_bad, console, as_json
+            found = _images(
+                path, cls, data, real_labels, texts, size, precision, skip_bad, console, as_json
             )
+    facts = {"task": found.task, "records": found.records}
+    rows = [
+        {"model": model, "data": data, **facts, **({"stage": stage} if before else {}), **metrics}
+        for stage, metrics in found.stages.items()
+    ]
+    if found.columns is None:
+        console.print(table_of(found.stages, found.task, found.records))
+    else:
+        rows = [{"model": model, **found.columns}]
     # First, as a file may still be damaged or the disk full.
     if as_json:
-        print(json_text({**rows[-1], **details}, ensure_ascii=False))
+        print(json_text({**rows[-1], **found.details}, ensure_ascii=False))
     if results is not None:
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -213,140 +196,112 @@ def run(
         content = text.getvalue()
         atomic_write(local_path(results), lambda file: file.write_text(content, encoding="utf-8"))
     if adapter is None and (run := run_at(model)) is not None:
-        note_evaluation(run, data, evaluation)
+        note_evaluation(run, data, {**facts, **found.stages})
         if (run / report.NAME).is_file():
             report.write(run)
 
 
-def _texts(
-    task: Any,
-    model: str,
-    data: str,
-    adapter: str | None,
-    before: bool,
-    precision: str,
-    batch_size: int,
-    max_length: int | None,
-    console: Any,
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates a language model and prints a table.
+class Evaluated(NamedTuple):
+    """The results of an evaluation.
 
-    Returns:
-        The rows of the CSV file, details for JSON, and what evaluations.json of a run gets.
+    Attributes:
+        task: its name.
+        records: number of records.
+        stages: metrics "after", and "before" if they are known.
+        details: results of each class or record, for JSON.
+        columns: those of the CSV file, if they are not the metrics.
     """
-    from kmodels.tools.evaluate_text import models_of, table_of
+
+    task: str
+    records: int
+    stages: dict[str, dict[str, Any]]
+    details: dict[str, Any]
+    columns: dict[str, Any] | None = None
+
+
+def _texts(
+    task: Any, stages: Iterator[Any], batch_size: int, max_length: int | None, console: Any
+) -> Evaluated:
     from kmodels.tools.likelihood import LanguageScorer
 
     if task.skipped:
         lines = pluralize(len(task.skipped), "bad line")
         console.print(f"{lines} left out, the first: {task.skipped[0]}")
-
     metrics, details = {}, {}
-    for stage, lm in models_of(model, adapter, before, precision):
+    for stage, lm in stages:
         scorer = LanguageScorer(lm, batch_size, max_length, progress=_track(console))
         metrics[stage], details["rows"] = task.evaluate(scorer)
-    records = len(task.rows)
-    facts = {"model": model, "data": data, "task": task.task, "records": records}
-    rows = [
-        {**facts, **({"stage": stage} if before else {}), **values}
-        for stage, values in metrics.items()
-    ]
-    if before:
+    if "before" in metrics:
         details["before"] = metrics["before"]
-    console.print(table_of(metrics, task.task, records))
-    return rows, details, {"task": task.task, "records": records, **metrics}
+    return Evaluated(task.task, len(task.rows), metrics, details)
 
 
-def _retrieval(
-    task: Any, model: str, data: str, precision: str, batch_size: int, console: Any
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates an embedder and prints a table; returns as `_texts`."""
+def _retrieval(task: Any, path: str, data: str, precision: str, batch_size: int) -> Evaluated:
     from kmodels import presets
-    from kmodels.tools.evaluate_text import table_of
 
-    path = model_in(model)
     cls: Any = presets.class_of(path, whole=True)
     if not hasattr(cls, "encode_query"):
         raise InputError(f"{path} holds a {cls.__name__}; give an embedder for {data}")
-    embedder = cls.from_preset(path, dtype=precision)
-    check_preprocessor(embedder, path)
-    metrics, rows = task.retrieve(embedder, batch_size)
-    records = len(task.rows)
-    console.print(table_of({"after": metrics}, task.task, records))
-    row = {"model": model, "data": data, "task": task.task, "records": records, **metrics}
-    return [row], {"rows": rows}, {"task": task.task, "records": records, "after": metrics}
+    metrics, rows = task.retrieve(_opened(path, cls, precision), batch_size)
+    return Evaluated(task.task, len(task.rows), {"after": metrics}, {"rows": rows})
+
+
+def _opened(path: str, cls: Any, precision: str) -> Any:
+    model = cls.from_preset(path, dtype=precision)
+    check_preprocessor(model, path)
+    return model
 
 
 def _pixels(
-    model: str,
+    path: str,
     cls: Any,
     data: str,
     batch_size: int,
     precision: str,
     reduce_labels: bool,
     console: Any,
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates a segmenter and prints a table; returns as `_texts`."""
+) -> Evaluated:
     from kmodels.data import open_masks
     from kmodels.runs.results import measure_masks
-    from kmodels.tools.evaluate_text import table_of
 
-    path, root = model_in(model), local_path(data)
-    task = cls.from_preset(path, dtype=precision)
-    check_preprocessor(task, path)
+    task = _opened(path, cls, precision)
     bundle = open_masks(
-        f"folder:{root}",
+        f"folder:{local_path(data)}",
         validation_split=0.0,
         reduce_labels=reduce_labels,
         ignore_class=task.ignore_class,
     )
     # The part that nothing was trained on, if there are several.
     part = bundle.test or bundle.validation or bundle.train
-
     metrics = measure_masks(task, part, batch_size, _track(console))
     details = {"iou": metrics.pop("iou")}
-    console.print(table_of({"after": metrics}, "segmentation", len(part)))
-    facts = {"task": "segmentation", "records": len(part)}
-    return (
-        [{"model": model, "data": data, **facts, **metrics}],
-        details,
-        {**facts, "after": metrics},
-    )
+    return Evaluated("segmentation", len(part), {"after": metrics}, details)
 
 
 def _boxes(
-    model: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates a detector and prints a table; returns as `_texts`."""
+    path: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
+) -> Evaluated:
     from kmodels.data import open_boxes
     from kmodels.runs.results import measure_boxes
-    from kmodels.tools.evaluate_text import table_of
 
-    path, root = model_in(model), local_path(data)
+    root = local_path(data)
     bundle = open_boxes(f"coco:{root}", validation_split=0.0)
     part = bundle.test or bundle.validation or bundle.train
-    task = cls.from_preset(path, dtype=precision)
-    check_preprocessor(task, path)
+    task = _opened(path, cls, precision)
     if task.class_names not in (None, bundle.class_names):
         raise InputError(
             f"{root} has the classes {', '.join(bundle.class_names[:SHOWN])}, and the model "
             f"{', '.join(task.class_names[:SHOWN])}; give data of the same classes"
         )
-
     metrics = measure_boxes(task, part, batch_size, _track(console))
-    console.print(table_of({"after": metrics}, "detection", len(part)))
-    facts = {"task": "detection", "records": len(part)}
-    return [{"model": model, "data": data, **facts, **metrics}], {}, {**facts, "after": metrics}
+    return Evaluated("detection", len(part), {"after": metrics}, {})
 
 
 class _ByNames:
     """Two towers as a classifier of the names of folders.
 
     Args:
-        towers: the model.
         root: holds a folder for each class, of which "_" stands for a blank.
-        names: the texts for the classes instead of the folders' names, or None.
-        templates: texts with "{}" for a name; None for the model's default.
 
     Raises:
         InputError: for another number of names than of folders.
@@ -391,7 +346,8 @@ def _track(console: Any, total: int | None = None) -> Callable[[Any], Any]:
 
 
 def _images(
-    model: str,
+    path: str,
+    cls: Any,
     data: str,
     real_labels: Path | None,
     texts: tuple[list[str] | None, list[str] | None],
@@ -400,22 +356,21 @@ def _images(
     skip_bad: bool,
     console: Any,
     as_json: bool,
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates an image classifier and prints its results; returns as `_texts`."""
-    from kmodels import presets
-
-    path = model_in(model)
-    cls: Any = presets.class_of(path, whole=True)
-    if not (hasattr(cls, "decode_predictions") or hasattr(cls, "classify")):
+) -> Evaluated:
+    by_names = hasattr(cls, "classify")
+    if not (hasattr(cls, "decode_predictions") or by_names):
         raise InputError(f"{path} holds a {cls.__name__}; give a model of images")
-    root, classifier = local_path(data), cls.from_preset(path, dtype=precision)
-    if hasattr(cls, "classify"):
-        check_preprocessor(classifier, path)
-        if not root.is_dir():
-            raise InputError(f"{root} is not a folder; give one with a folder for each class")
+    root, classifier = local_path(data), _opened(path, cls, precision)
+    if not root.is_dir():
+        raise InputError(f"{root} is not a folder; give one with a folder of images for each class")
+    if by_names:
         classifier = _ByNames(classifier, root, *texts)
-    else:
-        _check(classifier, path)
+    elif classifier.problem_type not in (None, "single_label_classification"):
+        raise InputError(
+            f"{path} is for {classifier.problem_type}; give a model that chooses one class"
+        )
+    elif not classifier.num_classes:
+        raise InputError(f"{path} has no classes; give a model with a head")
     images = labelled(root, classifier)
     real = None if real_labels is None else read_real(local_path(real_labels), images.files)
     console.print(f"{len(images.files)} images, {images.note}")
@@ -430,19 +385,8 @@ def _images(
         _show(console, classifier, found)
     names = [classifier.class_name(number) for number in range(classifier.num_classes)]
     metrics = {name: found[name] for name in ("top1", "top5", "calibration_error")}
-    evaluation = {"task": "image classification", "records": found["images"], "after": metrics}
-    row = as_row(model, classifier, found)
-    return [row], {**found, "classes": names}, evaluation
-
-
-def _check(classifier: Any, path: str) -> None:
-    if classifier.problem_type not in (None, "single_label_classification"):
-        raise InputError(
-            f"{path} is for {classifier.problem_type}; give a model that chooses one class"
-        )
-    if not classifier.num_classes:
-        raise InputError(f"{path} has no classes; give a model with a head")
-    check_preprocessor(classifier, path)
+    details, columns = {**found, "classes": names}, columns_of(classifier, found)
+    return Evaluated("image classification", found["images"], {"after": metrics}, details, columns)
 
 
 def labelled(root: Path, classifier: Any) -> Labelled:
@@ -451,10 +395,6 @@ def labelled(root: Path, classifier: Any) -> Labelled:
     Folders with the names of the model's classes are these. Otherwise there is one for each class,
     in natural order ("class10" after "class9"), as in timm.
 
-    Args:
-        root: holds a folder for each class.
-        classifier: the model.
-
     Raises:
         InputError: for folders that are not the model's classes, or without images.
     """
@@ -462,8 +402,6 @@ def labelled(root: Path, classifier: Any) -> Labelled:
 
     from kmodels.data.images.decoding import suffixes
 
-    if not root.is_dir():
-        raise InputError(f"{root} is not a folder; give one with a folder of images for each class")
     folders = [one for one in root.iterdir() if one.is_dir() and not one.name.startswith(".")]
     if not folders:
         raise InputError(f"{root} has no folders; give one with a folder of images for each class")
@@ -610,15 +548,14 @@ def scores(
     }
 
 
-def as_row(model: str, classifier: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Returns the columns that timm's validate.py writes."""
+def columns_of(classifier: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the columns that timm's validate.py writes besides the model."""
     preprocessor = classifier.preprocessor
     by_names = isinstance(classifier, _ByNames)
     size = classifier.image_size if by_names else classifier.backbone.config.image_shape[0]
     whole = getattr(preprocessor, "resize_size", None) or size
     whole = whole if isinstance(whole, int) else whole[0]
     return {
-        "model": model,
         "top1": round(found["top1"], 4),
         "top1_err": round(100 - found["top1"], 4),
         "top5": round(found["top5"], 4),

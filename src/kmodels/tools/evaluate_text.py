@@ -120,12 +120,8 @@ class TextTask:
     """A file of `read_tasks`, on which models are evaluated.
 
     Args:
-        path: the file.
-        skip_bad: see `read_tasks`.
         written_as: how a text becomes a prompt, one of `WAYS`; by default "chat" if the tokenizer
             has a chat template, else "text". Messages are always a chat.
-        max_new_tokens: largest number of tokens of a reply.
-        stop: texts that end a reply.
 
     Raises:
         InputError: for a wrong file or setting.
@@ -287,11 +283,8 @@ def models_of(
 ) -> Iterator[tuple[str, Any]]:
     """Reads the models to evaluate, one after the other.
 
-    Args:
-        path: path of a model, or of a run, of which the merged model or base and adapter are read.
-        adapter: directory with a LoRA adapter, or None.
-        before: whether the model without its adapter comes first.
-        precision: dtype policy of the model.
+    Of a run the merged model, or base and adapter are read; with `before` the model without its
+    adapter comes first.
 
     Yields:
         ("before", model) if `before`, then ("after", model), which may be the same object.
@@ -326,13 +319,7 @@ def models_of(
 
 
 def table_of(results: Mapping[str, Mapping[str, float]], task: str, rows: int) -> Any:
-    """Returns a table for the terminal with a column for each model.
-
-    Args:
-        results: metrics of "after", and "before" if they are known.
-        task: name of the task.
-        rows: number of its records.
-    """
+    """Returns a table for the terminal with a column for each model."""
     from rich.table import Table
 
     title = f"{task}, {pluralize(rows, 'record')}"

@@ -24,8 +24,6 @@ class LanguageScorer:
     vocabulary are never stored, see `CausalLM.log_probs`.
 
     Args:
-        model: a `CausalLM` with a preprocessor.
-        batch_size: rows of a forward pass.
         max_length: largest number of tokens of a row, of which a longer one keeps the end; by
             default the context length of the model.
         add_start_token: False for texts without the start token, if the tokenizer adds one.
@@ -150,14 +148,9 @@ class LanguageScorer:
         stop_token_ids: Collection[int] | None = None,
         **sampling: Any,
     ) -> list[tuple[str, bool]]:
-        """Returns (reply, True if it ended before the limit) of each prompt.
+        """Returns (reply, True if it ended before the limit) of each prompt, greedy by default.
 
-        Args:
-            prompts: token ids, of which too long ones keep the end.
-            max_new_tokens: largest number of tokens of a reply.
-            stop: texts that end a reply and are not part of it.
-            stop_token_ids: tokens that end a reply; those of the tokenizer by default.
-            **sampling: of `CausalLM.generate`; greedy by default.
+        Of prompts that are too long the end is kept. Texts of `stop` are not part of a reply.
 
         Raises:
             InputError: for an empty prompt, or a limit that leaves no room for one.

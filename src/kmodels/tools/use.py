@@ -35,6 +35,18 @@ Seed: TypeAlias = Annotated[int | None, option("Sampling", "Random seed.")]
 Stop: TypeAlias = Annotated[
     list[str] | None, option("Sampling", "Text that ends a reply; may be repeated.")
 ]
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
+
+def _sampling(context: typer.Context) -> dict[str, Any]:
+    """Returns the arguments of a `Sampler`; those that are not given are None."""
+    return {name: context.params[name] for name in SAMPLING}
+
+
+def _check_draws(context: typer.Context, model: Any) -> None:
+    if model.sampler.greedy:
+        names = ("top_k", "top_p", "min_p", "seed")
+        refuse_idle(context, names, "at temperature 0, where nothing is drawn")
 
 
 # === Images ===
@@ -257,6 +269,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def generate(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL)],
     prompts: Annotated[
         str,
@@ -307,16 +320,8 @@ def generate(
         raise InputError(f"{path} holds no tokenizer; put tokenizer.json next to the weights")
     if adapter is not None:
         lm.load_adapter(adapter)
-    lm.use_sampler(
-        sampler_of(lm.generation_config).changed(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
-    )
+    lm.use_sampler(sampler_of(lm.generation_config).changed(**_sampling(context)))
+    _check_draws(context, lm)
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
     rest = iter(texts)
     while batch := list(islice(rest, batch_size)):
@@ -424,6 +429,7 @@ def _answered(
 
 
 def chat(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="Directory of a run or a model, .gguf file or hf:// name.")
     ],
@@ -467,14 +473,7 @@ def chat(
         system=system,
         images=image or [],
         max_new_tokens=max_new_tokens,
-        sampling={
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-        },
+        sampling=_sampling(context),
         stop=stop or None,
         adapter=adapter,
         assistant=assistant,
@@ -483,4 +482,5 @@ def chat(
         precision=precision,
         values={} if thinking is None else {"enable_thinking": thinking},
     )
+    _check_draws(context, opened.model)
     return chats.run(opened)

@@ -147,7 +147,7 @@ def test_settings_follow_data_and_model(recipe, base, data, tmp_path, capsys):
     assert "--sequence-length" in capsys.readouterr().out
     for wrong in (["--mesh", "data=2"], ["--generate", "9"]):
         assert run_command(*plan, *wrong) == 2
-        assert f"{wrong[0]} has no meaning with --recommend" in capsys.readouterr().err
+        assert f"{wrong[0]} has no effect with --recommend" in capsys.readouterr().err
     assert run_command("plan", "--weights", base, "--data", data) == 2
     assert "--recommend and --data FILE belong together" in capsys.readouterr().err
 

@@ -241,10 +241,11 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([folder, "--num-assistant-tokens", "0"], "--num-assistant-tokens is 0; give at least 1"),
         ([folder, "--num-assistant-tokens", "2"], "has no effect without --assistant; leave it"),
         ([folder, "--prompt-lookup-num-tokens", "0"], "--prompt-lookup-num-tokens is 0; give at"),
+        ([folder, "--top-p", "0.5", "--temperature", "0"], "--top-p has no effect at temperature 0"),
     ):
         assert run(*arguments) == 2, arguments
         shown = capsys.readouterr()
-        said = [line for line in shown.err.splitlines() if "reading" not in line]
+        said = [line for line in shown.err.splitlines() if "read" not in line]
         assert len(said) == 1 and words in said[0], shown.err
 
 

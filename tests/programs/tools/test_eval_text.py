@@ -209,11 +209,11 @@ def test_wrong_uses_give_a_line(folder, tmp_path, capsys):
         ((base, file, "--skip-bad", "--before"), "has no adapter; leave --before out"),
         ((base, choices, "--as", "poem"), "--as is 'poem'; choose one of chat"),
         ((base, file, "--skip-bad", "--max-length", 1), "max_length is 1; give at least 2"),
-        ((base, file, "--real-labels", file), "--real-labels is for images"),
-        ((base, text, "--as", "chat", "--stop", "x"), "--stop, --as has no effect on perplexity"),
+        ((base, file, "--real-labels", file), "--real-labels has no effect on the texts"),
+        ((base, text, "--as", "chat", "--stop", "x"), "--as, --stop has no effect on perplexity"),
         ((base, choices, "--max-new-tokens", 9), "--max-new-tokens has no effect on multiple_"),
         ((base, replies, "--max-new-tokens", 0), "max_new_tokens is 0; give at least 1"),
-        ((base, tmp_path, "--as", "chat", "--before"), "--before, --as is for language models"),
+        ((base, tmp_path, "--as", "chat", "--before"), "--as, --before has no effect on the im"),
         ((tmp_path / "nothing", file, "--skip-bad"), "nothing"),
     ):
         assert command_line.run("eval", *words) == 2

@@ -252,5 +252,10 @@ def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
     assert "--as is 'poem'; choose one of chat, instruction, text" in capsys.readouterr().err
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "a"}]}')
-    assert run("generate", language[1], "--prompts", chats, "--as", "text") == 2
-    assert "--as has no effect on the records of" in capsys.readouterr().err
+    for flags, message in (
+        (("--as", "text"), "--as has no effect on the records of"),
+        (("--seed", 3, "--stop", "x"), "--seed has no effect at temperature 0, where nothing is"),
+        (("--temperature", 0, "--top-k", 3, "--min-p", 0.1), "--top-k, --min-p has no effect at"),
+    ):
+        assert run("generate", language[1], "--prompts", chats, *flags) == 2
+        assert message in capsys.readouterr().err

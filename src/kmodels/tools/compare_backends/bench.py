@@ -445,14 +445,7 @@ def loss_difference(beside: dict[str, Any], row: dict[str, Any]) -> float:
 def times(
     seconds: Sequence[float], first_s: float, options: BenchOptions, text: bool
 ) -> dict[str, Any]:
-    """Returns the speed of a row and the time that it compiled.
-
-    Args:
-        seconds: seconds of each step.
-        first_s: seconds of the first one, which compiles.
-        options: options of the run.
-        text: True to count tokens, False to count images.
-    """
+    """Returns the speed of a row and the time that it compiled."""
     median = statistics.median(seconds)
     low, high = median, median
     if len(seconds) > 1:

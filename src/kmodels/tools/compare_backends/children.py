@@ -72,14 +72,9 @@ class Child:
     with the block `with Child(...) as child:`, and with this process.
 
     Args:
-        name: for messages.
         module: imported in the child.
         job: plain values for `work`.
         python: the interpreter, which imports this copy of kmodels.
-        environment: variables to set.
-        hidden: packages that the child must not find.
-        cpus: CPUs that it may use; if empty, all of this process.
-        limit: longest time for an answer, in seconds.
         memory: largest resident memory in bytes, or None.
     """
 
@@ -278,13 +273,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
-    """Returns the environment variables that make processes of different backends comparable.
-
-    Args:
-        backend: backend of Keras.
-        generic: ops without overrides, as in KMODELS_GENERIC_OPS.
-        threads: threads of operations.
-    """
+    """Returns the environment variables that make processes of different backends comparable."""
     flags = [os.environ.get("XLA_FLAGS", "")]
     if threads == 1:
         flags.append("--xla_cpu_multi_thread_eigen=false")

@@ -22,13 +22,7 @@ for _kind in (tensor.Tensor, view.View):
 
 
 def train(model: keras.Model, data: Iterable[Any], count: Callable[[Any], None]) -> None:
-    """Trains a compiled model; its variables are left as they were.
-
-    Args:
-        model: built, with an optimizer and a loss, without dropout.
-        data: batches (x, y) or (x, y, weights) of NumPy arrays.
-        count: called with the loss of each step.
-    """
+    """Trains a compiled model; its variables are left as they were."""
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
     groups = (model.trainable_variables, optimizer.variables, model.non_trainable_variables)

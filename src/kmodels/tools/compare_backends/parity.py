@@ -90,15 +90,7 @@ class Stage:
 def difference(
     name: str, left: np.ndarray, right: np.ndarray, tolerance: float, scale: float
 ) -> Difference:
-    """Compares two arrays.
-
-    Args:
-        name: name of the tensor.
-        left: value of the first side.
-        right: value of the second side.
-        tolerance: share of the larger of `scale` and the largest value.
-        scale: lower bound of the largest value.
-    """
+    """Compares two arrays; `tolerance` is a share of the largest value, at least of `scale`."""
     left, right = np.asarray(left, "float64"), np.asarray(right, "float64")
     largest = float(np.max(np.abs(left), initial=0.0))
     allowed = tolerance * max(largest if np.isfinite(largest) else 0.0, scale, 1e-30)
@@ -121,14 +113,9 @@ def stages(
     right: Mapping[str, Any],
     tolerance: float,
 ) -> Iterator[Stage]:
-    """Yields the stages of one step.
+    """Yields the stages of one step, of arrays by "stage:name".
 
-    Args:
-        step: its number.
-        order: names of the tensors by stage.
-        left: arrays of the first side by "stage:name".
-        right: arrays of the second side; a missing one counts as of another shape.
-        tolerance: see `difference`.
+    An array that the second side lacks counts as of another shape.
 
     Yields:
         The stages in the order of computation.

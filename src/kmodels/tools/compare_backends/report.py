@@ -17,6 +17,7 @@ from kmodels.runs.run_folder import json_text
 # Colours of the precisions, distinguishable with colour blindness.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
 _INK = "#333333"
+_PLAIN: Any = {"highlight": False, "soft_wrap": True, "markup": False}
 
 
 __all__ = ["draw", "show", "write"]
@@ -41,12 +42,10 @@ def _show_bench(result: dict[str, Any], console: Console) -> None:
     rows = [row for row in result["rows"] if row["failed"] is None]
     if rows:
         console.print(_table(result, rows))
-        console.print(_agreement(rows), highlight=False, soft_wrap=True)
-    for line in [*_paths(rows), *result["left_out"]]:
-        console.print(line, highlight=False, soft_wrap=True)
-    for row in result["rows"]:
-        if row["failed"] is not None:
-            console.print(f"failed: {row['failed']}", highlight=False, soft_wrap=True, markup=False)
+        console.print(_agreement(rows), **_PLAIN)
+    failed = [f"failed: {x['failed']}" for x in result["rows"] if x["failed"] is not None]
+    for line in [*_paths(rows), *result["left_out"], *failed]:
+        console.print(line, **_PLAIN)
     if rows and len({row["group"] for row in rows}) > len({row["precision"] for row in rows}):
         console.print(
             "not all rows of a precision ran in turns with each other: see group in the JSON"
@@ -158,25 +157,14 @@ def draw(result: dict[str, Any]) -> Any:
         rate, step = row["rate"], row["step_s"]
         around = [[max(rate - count / step["high"], 0.0)], [max(count / step["low"] - rate, 0.0)]]
         speed.barh(place, rate, color=colour, label=label, xerr=around, ecolor=_INK, capsize=2)
-        speed.annotate(
-            _short(rate),
-            (count / step["low"], place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=_INK,
-        )
-        memory.barh(place, row["peak_memory_mb"], color=colour)
-        memory.annotate(
-            f"{row['peak_memory_mb']:,.0f}",
-            (row["peak_memory_mb"], place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=_INK,
-        )
+        peak = row["peak_memory_mb"]
+        memory.barh(place, peak, color=colour)
+        for axis, text, end in (
+            (speed, _short(rate), count / step["low"]),
+            (memory, f"{peak:,.0f}", peak),
+        ):
+            beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            axis.annotate(text, (end, place), **beside, fontsize=8, color=_INK)
     speed.set_yticks(range(len(rows)), [_tick(row) for row in rows], fontsize=8)
     speed.invert_yaxis()
     speed.set_xlabel(f"{result['unit']} per second; whiskers: quartiles of the steps")
@@ -211,19 +199,16 @@ def _show_parity(result: dict[str, Any], console: Console) -> None:
         cells = [str(stage["step"]), stage["stage"], str(stage["count"]), stage["worst"]]
         table.add_row(*cells, f"{stage['apart']:.3g}")
     console.print(table)
-    plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
+    lines = []
     if result["dropout"]:
-        console.print(
-            "the model has dropout, so only the forward pass without dropout is compared", **plain
-        )
+        lines.append("the model has dropout, so only the forward pass without dropout is compared")
     if (first := result["first"]) is None:
-        console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
-        return
-    console.print(
-        f"first difference: step {first['step']}, {first['stage']}, {first['text']}", **plain
-    )
-    for line in first["weights"]:
-        console.print(f"already different before that step: {line}", **plain)
+        lines.append(f"equal in {result['steps']} steps, to {result['tolerance']:g}")
+    else:
+        lines.append(f"first difference: step {first['step']}, {first['stage']}, {first['text']}")
+        lines += [f"already different before that step: {line}" for line in first["weights"]]
+    for line in lines:
+        console.print(line, **_PLAIN)
 
 
 def _show_op_parity(result: dict[str, Any], console: Console) -> None:
@@ -232,7 +217,6 @@ def _show_op_parity(result: dict[str, Any], console: Console) -> None:
         table.add_column(heading)
     for heading in ("value", "gradients"):
         table.add_column(heading, justify="right")
-    plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
     notes: dict[str, int] = {}
     for row in result["rows"]:
         note = row["error"] or row["declined"]
@@ -242,9 +226,9 @@ def _show_op_parity(result: dict[str, Any], console: Console) -> None:
         table.add_row(row["op"], row["case"], row["dtype"], body + number, *cells)
     console.print(table)
     for note, number in notes.items():
-        console.print(f"({number}) {note}", **plain)
+        console.print(f"({number}) {note}", **_PLAIN)
     ran = [row for row in result["rows"] if row["declined"] is None]
     wrong = sum(row["error"] is not None for row in ran)
     counts = f"{len(ran)} of {len(result['rows'])} calls ran on {result['backend']}"
     verdict = f"{wrong} of them failed" if wrong else "values and gradients within the tolerance"
-    console.print(f"{counts}; {verdict if ran else 'the rest was declined'}", **plain)
+    console.print(f"{counts}; {verdict if ran else 'the rest was declined'}", **_PLAIN)

@@ -48,15 +48,7 @@ def make_model(
     lora: bool | None = None,
     rank: int = 4,
 ) -> Any:
-    """Returns the task of a preset.
-
-    Args:
-        preset: a registered name or a directory.
-        policy: dtype policy.
-        image_size: height and width in pixels; the preset's by default.
-        num_classes: number of classes of a classifier; the preset's by default.
-        lora: adapters or all weights; None for adapters if the model is a language model.
-        rank: LoRA rank.
+    """Returns the task of a preset; a language model gets adapters unless `lora` is False.
 
     Raises:
         InputError: for an unknown preset, settings that it does not have, or a model without a
@@ -90,12 +82,6 @@ def is_text(model: keras.Model) -> bool:
 def batch(model: keras.Model, rows: int, length: int, seed: int) -> tuple[Any, Any, Any]:
     """Returns one batch, from NumPy's generator.
 
-    Args:
-        model: a task.
-        rows: B.
-        length: T, tokens of a row of text.
-        seed: seed of the numbers.
-
     Returns:
         Images (B, height, width, C), classes (B,) and None; or token ids and mask (B, T), next
         tokens (B, T) and weights (B, T) of ones.
@@ -111,11 +97,7 @@ def batch(model: keras.Model, rows: int, length: int, seed: int) -> tuple[Any, A
 
 
 class Batches(keras.utils.PyDataset):
-    """An endless dataset.
-
-    Args:
-        make: returns the batch of an index, (x, y) or (x, y, weights).
-    """
+    """An endless dataset."""
 
     def __init__(self, make: Callable[[int], tuple]):
         super().__init__()
@@ -138,13 +120,7 @@ def batches(
 ) -> Any:
     """Returns the data of a row, equal on each backend and with any number of workers.
 
-    Args:
-        model: a task.
-        rows: rows of a batch.
-        length: tokens of a row of text.
-        seed: seed of the numbers.
-        workers: workers of an image loader; None for batches made in advance.
-        ready: number of batches made in advance, which are repeated.
+    Without workers, `ready` batches are made in advance and repeated.
 
     Raises:
         InputError: for workers with a language model.
@@ -166,12 +142,7 @@ def batches(
 
 
 def facts(model: keras.Model, device: RuntimeBackend) -> dict[str, Any]:
-    """Returns the facts about a model and its process that a comparison checks or reports.
-
-    Args:
-        model: a compiled task.
-        device: the backend's part of `core.runtime`.
-    """
+    """Returns the facts about a model and its process that a comparison checks or reports."""
     block = model.backbone.blocks[0]
     optimizer = model.optimizer
     return {
@@ -212,7 +183,6 @@ class Turns(keras.callbacks.Callback):
     """Runs as many steps as the parent requests, then waits for the next request.
 
     Args:
-        link: to the parent.
         begun: start of building the model, as `time.perf_counter` counts.
     """
 
@@ -256,9 +226,7 @@ class Turns(keras.callbacks.Callback):
 def work(job: dict[str, Any], link: Link) -> None:
     """Builds and compiles the model of a job, sends its facts, and trains on request.
 
-    Args:
-        job: "command" ("bench" or "parity") and the options that the parent sends for it.
-        link: to the parent.
+    The job has "command" ("bench" or "parity") and the options that the parent sends for it.
 
     Raises:
         LeftOut: for TF32 if the device has none.
@@ -393,14 +361,7 @@ def _parity(model: Any, job: dict[str, Any], link: Link, device: RuntimeBackend)
 def step(
     model: keras.Model, optimizer: KeepGradients, x: Tree, y: Tree, weights: Tree
 ) -> dict[str, Any]:
-    """Runs one step and returns its values.
-
-    Args:
-        model: compiled with `optimizer`.
-        optimizer: its slots hold the gradients.
-        x: a batch.
-        y: labels of the batch.
-        weights: weights of the labels, or None.
+    """Runs one step and returns its values; the optimizer's slots hold the gradients.
 
     Returns:
         float32 arrays by "stage:name" in the order of computation; gradients come in the order of

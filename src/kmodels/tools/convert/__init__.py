@@ -453,7 +453,9 @@ def convert(
         if not is_path:
             model = source
         elif base is not None:
-            model = _open_adapted(source, base, whole)
+            # An adapter does not depend on the weights of its base.
+            model = presets.class_of(base, whole).from_preset(base, load_weights=False)
+            model.load_adapter(source)
         else:
             model = _open(source, read, adapter, whole)
         _check_model(form, model, kind)
@@ -533,19 +535,12 @@ def _check_mmproj(
         )
 
 
-def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool = False) -> Any:
+def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool) -> Any:
     model = presets.class_of(source, whole).from_preset(source, dtype=dtype)
     if adapter is not None:
         model.load_adapter(adapter)
     if lora.describe(model):
         model.merge_lora()
-    return model
-
-
-def _open_adapted(source: str | Path, base: str | Path, whole: bool) -> Any:
-    # An adapter does not depend on the weights of its base.
-    model = presets.class_of(base, whole).from_preset(base, load_weights=False)
-    model.load_adapter(source)
     return model
 
 
@@ -629,7 +624,8 @@ def _compare(
         # A model with the written weights that computes in float32. A GGUF file of a model with
         # images holds its text model.
         cls = presets.class_of(path) if form.name == "gguf" else type(model)
-        again = cls.from_preset(path, dtype="float32", **_without_preprocessor(model))
+        more = {"preprocessor": None} if hasattr(model, "preprocessor") else {}
+        again = cls.from_preset(path, dtype="float32", **more)
         exact, expected = expected, _outputs(again, samples)
         rounding = _distance(exact, expected) if form.rounds else None
     reader = form.reader()
@@ -712,10 +708,6 @@ def _reason(error: BaseException) -> str:
     return text.partition("\n")[0] or type(error).__name__
 
 
-def _without_preprocessor(model: keras.Model) -> dict[str, None]:
-    return {"preprocessor": None} if hasattr(model, "preprocessor") else {}
-
-
 def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the outputs in float32, since NumPy cannot compare bfloat16."""
     tensors = map(keras.ops.convert_to_tensor, samples)
@@ -736,12 +728,7 @@ def _version(module: str) -> str:
 
 
 def whole_of(source: str | Path, cls: type) -> str:
-    """Returns the name of the class of a whole source if `cls` reads only a part of it, else "".
-
-    Args:
-        source: a path that `from_preset` reads.
-        cls: the class that reads it, such as an encoder of a "ViTMAEForPreTraining".
-    """
+    """Returns the name of the class of a whole source if `cls` reads only a part of it, else ""."""
     path = presets.locate(source)
     if not (path / "config.json").is_file():
         return ""

@@ -240,10 +240,6 @@ class Estimate:
 def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
     """Yields the variables of the model with its adapters and quantized kernels.
 
-    Args:
-        model: a task, with or without values, neither quantized nor with adapters.
-        setup: the step.
-
     Yields:
         Each variable with its shape and dtype in memory.
 
@@ -304,11 +300,6 @@ def _quantized(layer: keras.Layer, mode: str) -> Iterator[StepArray]:
 def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[StepArray]:
     """Returns all arrays of a training step, whole.
 
-    Args:
-        model: a task, with or without values, neither quantized nor with adapters.
-        sizes: sizes of its blocks.
-        setup: the step.
-
     Raises:
         InputError: for LoRA targets or ranks that the model does not have.
     """
@@ -341,15 +332,10 @@ def _wide(packed: StepArray) -> tuple[int, ...]:
 
 
 def cache_bytes(sizes: Sizes, setup: Setup, slots: int, parts: int = 1) -> int:
-    """Returns the bytes of the KV cache of `generate`.
+    """Returns the bytes of the KV cache of `generate` for so many tokens of each row.
 
-    A block with a window keeps no more tokens than that.
-
-    Args:
-        sizes: sizes of the blocks.
-        setup: gives batch size and dtype.
-        slots: tokens of each row.
-        parts: devices over which heads are split, if they divide them.
+    A block with a window keeps no more tokens than that. Heads are split over `parts` devices if
+    these divide them.
     """
     width = width_of(keras.dtype_policies.get(setup.precision).compute_dtype)
     total = 0
@@ -367,11 +353,6 @@ def facts(accelerator: bool = False) -> Facts:
 
 def of_step(weights: Sequence[StepArray], sizes: Sizes, setup: Setup) -> Iterator[StepArray]:
     """Yields the arrays of one step.
-
-    Args:
-        weights: weights of the model.
-        sizes: sizes of its blocks.
-        setup: the step.
 
     Yields:
         The arrays that the blocks keep, then those of the head, then scratch arrays.

@@ -176,12 +176,6 @@ def exchanges(
 ) -> list[Exchange]:
     """Returns the messages of a step.
 
-    Args:
-        arrays: arrays of the step, whole.
-        sizes: sizes of the blocks.
-        setup: the step.
-        mesh: the devices.
-
     Returns:
         The messages that are not empty, by axis.
     """
