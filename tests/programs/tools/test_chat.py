@@ -241,7 +241,10 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([folder, "--num-assistant-tokens", "0"], "--num-assistant-tokens is 0; give at least 1"),
         ([folder, "--num-assistant-tokens", "2"], "has no effect without --assistant; leave it"),
         ([folder, "--prompt-lookup-num-tokens", "0"], "--prompt-lookup-num-tokens is 0; give at"),
-        ([folder, "--top-p", "0.5", "--temperature", "0"], "--top-p has no effect at temperature 0"),
+        (
+            [folder, "--top-p", "0.5", "--temperature", "0"],
+            "--top-p has no effect at temperature 0",
+        ),
     ):
         assert run(*arguments) == 2, arguments
         shown = capsys.readouterr()

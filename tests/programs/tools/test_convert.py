@@ -257,6 +257,17 @@ def test_towers_and_models_that_draw_are_compared(name, tmp_path):
     assert found.difference <= tolerance("logits")
 
 
+@pytest.mark.across("torch")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+@pytest.mark.parametrize("name", ["mae", "merging"])
+def test_models_that_sort_their_tokens_are_graphs(name, to, tmp_path):
+    merging = {**TOWER, "image_shape": (32, 32, 3), "token_merging": 2}
+    model = ViTBackbone(**merging) if name == "merging" else PARTS[name]()
+    found = convert(model, tmp_path / f"out{FORMATS[to].suffix}", to)
+    assert found.difference <= tolerance("logits")
+
+
 def test_a_runtime_that_fails_is_named_in_a_line(sources, tmp_path, monkeypatch):
     def fail(*given):
         raise RuntimeError("first") from ValueError("\x1b[96mthe cause\x1b[0m\nmore")

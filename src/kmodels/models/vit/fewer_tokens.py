@@ -259,7 +259,7 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
 
     origin = info.origin
     if origin is not None:
-        origin = o.take_along_axis(moved(pairs), origin, axis=1)
+        origin = rows(o.expand_dims(moved(pairs), -1), origin)[..., 0]
     return o.cast(merged[..., :width], x.dtype), info._replace(
         size=o.concatenate([size[:, :prefix], counted], axis=1),
         origin=origin,
@@ -299,7 +299,8 @@ def match(keys: Tensor, number: int, prefix: int) -> Pairs:
     nearest = o.cast(o.argmax(scores, axis=-1), "int32")
     order = o.cast(o.argsort(-o.max(scores, axis=-1), axis=-1), "int32")
     leaving, staying = order[:, :number], o.sort(order[:, number:], axis=-1)
-    target = o.take_along_axis(nearest, leaving, axis=1)
+    # Not `take_along_axis`, which fixes the size of the batch in a program of torch.export.
+    target = rows(o.expand_dims(nearest, -1), leaving)[..., 0]
     return Pairs(first, leaving, staying, target, nearest, (one.shape[1], other.shape[1]))
 
 
@@ -311,8 +312,11 @@ def moved(pairs: Pairs) -> Any:
     begin = pairs.staying.shape[1]
     of_one = o.where(leaves > 0, pairs.nearest + begin, stays)
     of_other = o.arange(targets, dtype="int32") + begin
-    of_other = o.broadcast_to(of_other, (o.shape(of_one)[0], targets))
+    batch = o.shape(of_one)[0]
+    of_other = o.broadcast_to(of_other, (batch, targets))
     dealt = np.empty(sources + targets, "int32")
     dealt[pairs.first :: 2] = np.arange(sources)
     dealt[1 - pairs.first :: 2] = np.arange(targets) + sources
-    return o.take(o.concatenate([of_one, of_other], axis=1), dealt, axis=1)
+    places = o.concatenate([of_one, of_other], axis=1)
+    index = o.broadcast_to(o.convert_to_tensor(dealt), (batch, sources + targets))
+    return rows(o.expand_dims(places, -1), index)[..., 0]

@@ -44,9 +44,17 @@ def onnx(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
         dynamic_shapes=[(_free(spec),)],
         input_names=[spec.name],
         verbose=False,
+        custom_translation_table={torch.ops.aten.sort.stable: _sort},
     )
     assert program is not None  # what dynamo=True gives
     program.save(str(path))
+
+
+def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+    """Sorts by TopK, which leaves equal values in their order; the exporter has no stable sort."""
+    ops: Any = importlib.import_module("onnxscript").opset18
+    size = ops.Gather(ops.Shape(x), ops.Constant(value_ints=[dim]))
+    return ops.TopK(x, size, axis=dim, largest=int(descending))
 
 
 def openvino(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
