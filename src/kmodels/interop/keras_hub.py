@@ -428,6 +428,10 @@ def to_hub(model: keras.Model, *, preprocessor: bool = True, text_only: bool = F
         raise InputError(
             f"keras-hub's {peer.backbone} has no counterpart for {', '.join(problems)}"
         )
+    rates = {name: getattr(config, name, 0) for name in ("drop_path_rate", "patch_drop_rate")}
+    known = peer.arguments(config)
+    if lost := [f"{name}={rate}" for name, rate in rates.items() if rate and name not in known]:
+        log.warning("keras-hub's %s has no %s, and trains without", peer.backbone, ", ".join(lost))
     rules = peer.table(config)
     values = engine.export(model, rules)
     theirs = make(peer, config, hub, backbone.dtype_policy)

@@ -325,6 +325,13 @@ def test_keras_hub_trains_what_it_was_given(models):
     refused("different: ", keras_hub.compare, ours, theirs)
 
 
+def test_rates_of_training_that_keras_hub_lacks_are_named(models, caplog):
+    keras_hub.to_hub(ViTBackbone.from_preset("vit_debug", num_layers=2, drop_path_rate=0.2))
+    assert "keras-hub's ViTBackbone has no drop_path_rate=0.2, and trains without" in caplog.text
+    keras_hub.to_hub(ViTBackbone.from_preset("vit_debug", num_layers=2))
+    assert caplog.text.count("trains without") == 1
+
+
 def test_the_text_part_alone_is_asked_for():
     """What was left out of a checkpoint is refused in tests/families/gemma/test_checkpoint.py."""
     ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
