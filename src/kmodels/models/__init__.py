@@ -8,7 +8,13 @@ if TYPE_CHECKING:  # for editors
     from kmodels.models.blocks.causal_lm import CausalLM
     from kmodels.models.blocks.embedder.preprocessor import TextEmbedderPreprocessor
     from kmodels.models.blocks.embedder.task import TextEmbedder
-    from kmodels.models.blocks.preprocessing import Preprocessor
+    from kmodels.models.blocks.preprocessing import (
+        ImageClassifierPreprocessor,
+        ImageObjectDetectorPreprocessor,
+        ImageSegmenterPreprocessor,
+        ObjectDetectorPreprocessor,
+        Preprocessor,
+    )
     from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
     from kmodels.models.clip import (
         CLIPPreprocessor,
@@ -95,6 +101,7 @@ if TYPE_CHECKING:  # for editors
         DINOV3ImageConverter,
         SigLIPImageConverter,
     )
+    from kmodels.models.vit.image_task import ImageObjectDetector, ImageSegmenter, ObjectDetector
     from kmodels.models.vit.mae import ViTMAEForPreTraining
     from kmodels.models.vit.model import ViTBackbone
     from kmodels.models.vit.naflex.classifier import NaFlexViTImageClassifier
@@ -170,9 +177,13 @@ BASES = {
     "blocks.causal_lm": ("CausalLM",),
     "blocks.embedder.preprocessor": ("TextEmbedderPreprocessor",),
     "blocks.embedder.task": ("TextEmbedder",),
-    "blocks.preprocessing": ("Preprocessor",),
+    "blocks.preprocessing": (
+        *("ImageClassifierPreprocessor", "ImageObjectDetectorPreprocessor"),
+        *("ImageSegmenterPreprocessor", "ObjectDetectorPreprocessor", "Preprocessor"),
+    ),
     "blocks.preprocessor": ("CausalLMPreprocessor",),
     "vit.classification": ("ImageClassifier",),
+    "vit.image_task": ("ImageObjectDetector", "ImageSegmenter", "ObjectDetector"),
     ".task": ("Backbone", "Task"),
 }
 _MODULE_OF = {name: f".{module}" for module, names in (MODULES | BASES).items() for name in names}

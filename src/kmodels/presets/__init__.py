@@ -3,6 +3,7 @@
 from kmodels.presets.find import (
     causal_lm_of,
     class_below,
+    class_named,
     class_of,
     family_of,
     list_presets,
@@ -15,6 +16,7 @@ __all__ = [
     "causal_lm_of",
     "check_parts",
     "class_below",
+    "class_named",
     "class_of",
     "export_to_transformers",
     "family_of",

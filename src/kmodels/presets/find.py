@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from kmodels import registry
 from kmodels.core.errors import InputError, shown
 from kmodels.core.remote import in_one_line, local_copy
@@ -73,12 +75,14 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     if str(preset) in family.presets:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
     checkpoint = open_checkpoint(preset, family, {}, False)
-    if whole and checkpoint.whole:
-        every = (task for one in registry.families() for task in one.tasks)
-        return next(cls for cls in every if cls.__name__ == checkpoint.whole)
+    saved = class_named((checkpoint.whole if whole else "") or checkpoint.saved_as)
+    if hasattr(saved, "backbone_class"):
+        return saved
     task = checkpoint.task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
-    return _readers(family, checkpoint)[0] if headed and family.tasks else family.backbone
+    if headed and family.tasks:
+        return _readers(family, checkpoint)[0]
+    return saved or family.backbone
 
 
 def class_below(base: type, preset: str | Path) -> Any:
@@ -99,13 +103,25 @@ def class_below(base: type, preset: str | Path) -> Any:
     else:
         best = class_of(preset, whole=True)
         own = registry.family(getattr(best, "backbone_class", best).family)
-        readers = _readers(own, open_checkpoint(preset, own, {}, False))
-        every = [best, getattr(best, "preprocessor_class", best), *readers, *own.classes()]
+        checkpoint = open_checkpoint(preset, own, {}, False)
+        saved = class_named(checkpoint.saved_as) or best
+        every = [saved, best, *_parts_of(best), *_readers(own, checkpoint), *own.classes()]
     found = next((cls for cls in every if issubclass(cls, base)), None)
     if found is None:
         names = ", ".join([*dict.fromkeys(cls.__name__ for cls in every)][:4])
         raise InputError(f"{shown(preset)} is for no {base.__name__}; use {names}")
     return found
+
+
+def class_named(name: str) -> Any:
+    """Returns kmodels' registered class of a name in a file, or None."""
+    known = keras.saving.get_registered_object(f"kmodels>{name}")
+    return known.imported() if hasattr(known, "imported") else known
+
+
+def _parts_of(task: Any) -> list[Any]:
+    parts = (getattr(task, f"{part}_class", None) for part in ("preprocessor", "backbone"))
+    return [*filter(None, parts)]
 
 
 def _readers(family: Family, checkpoint: SourceCheckpoint) -> list[Any]:

@@ -165,6 +165,7 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> S
         verify_preprocessor=lambda kind: verify_tokenizer(path, description.get("preprocessor")),
         changes={key: description[key] for key in CHANGES if weights and description.get(key)},
         left_out=description.get("left_out") or (),
+        saved_as=description.get("class") or "",
     )
 
 

@@ -189,6 +189,7 @@ class SourceCheckpoint:
         changes: changes of the model before it was saved, see `kmodels.layers.changes`.
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has these parts; empty if there is none.
+        saved_as: name of kmodels' class that was saved; empty in other packages' files.
         takes: the inputs of the model, for the warning of parts that are left out.
         notice: a message to print when a model is made from the checkpoint, or None.
         notice_part: prefix of variables; if given, the message is printed only for models without
@@ -209,6 +210,7 @@ class SourceCheckpoint:
     changes: Mapping[str, Any] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     whole: str = ""
+    saved_as: str = ""
     takes: str = "text"
     notice: str | None = None
     notice_part: str | None = None

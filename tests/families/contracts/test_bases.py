@@ -2,10 +2,12 @@
 
 import pytest
 
-from kmodels import models
+from arrays import assert_equal
+from kmodels import models, presets
 from kmodels.core.errors import InputError
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
+from public_models import CASES as CLASSES
 
 # The class of a model that is saved, its preset and settings, and the classes that bases find.
 CASES = {
@@ -15,7 +17,19 @@ CASES = {
     ),
     "segmenter": (
         ("ViTImageSegmenter", "vit_debug", {"num_classes": 3}),
-        {"Task": "ViTImageSegmenter", "ImageClassifier": "ViTImageClassifier"},
+        {
+            "ImageSegmenter": "ViTImageSegmenter",
+            "ImageClassifier": "ViTImageClassifier",
+            "ObjectDetector": "ViTObjectDetector",
+        },
+    ),
+    "segmenter with queries": (
+        ("EoMTImageSegmenter", "vit_debug", {"num_classes": 3, "num_queries": 4, "num_blocks": 1}),
+        {"ImageSegmenter": "EoMTImageSegmenter"},
+    ),
+    "detector": (
+        ("ViTObjectDetector", "vit_debug", {"num_classes": 3}),
+        {"Task": "ViTObjectDetector", "ImageObjectDetector": "ViTObjectDetector"},
     ),
     "decoder of pixels": (
         ("ViTMAEForPreTraining", "vit_debug", {}),
@@ -55,6 +69,20 @@ def test_a_base_finds_the_class(case, tmp_path):
             assert type(model) is getattr(models, found)
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_base_finds_the_class_that_was_saved(cls, tmp_path):
+    model = CLASSES[cls][0]()
+    model.save_to_preset(tmp_path / "it")
+    is_task = hasattr(cls, "backbone_class")
+    found = (models.Task if is_task else models.Backbone).from_preset(tmp_path / "it")
+    assert type(found) is cls
+    assert_equal(found.get_weights(), model.get_weights())
+    if is_task:
+        found = models.Backbone.from_preset(tmp_path / "it", load_weights=False)
+        assert type(found) is type(model.backbone)
+        assert presets.class_of(tmp_path / "it") is cls
+
+
 @pytest.mark.parametrize(
     ("base", "preset", "found"),
     [
@@ -63,6 +91,9 @@ def test_a_base_finds_the_class(case, tmp_path):
         ("TextEmbedder", "gemma3_debug", "GemmaTextEmbedder"),
         ("ImageClassifier", "vit_debug", "ViTImageClassifier"),
         ("Preprocessor", "vit_debug", "ViTImageClassifierPreprocessor"),
+        ("ImageClassifierPreprocessor", "vit_debug", "ViTImageClassifierPreprocessor"),
+        ("ImageSegmenterPreprocessor", "vit_debug", "ViTImageSegmenterPreprocessor"),
+        ("ImageObjectDetectorPreprocessor", "vit_debug", "ViTObjectDetectorPreprocessor"),
         ("ImageClassifier", "gemma3_debug", None),
     ],
 )
@@ -95,3 +126,19 @@ def test_a_base_finds_the_preprocessor(base, found, saved, tmp_path):
     read = getattr(models, base).from_preset(tmp_path)
     assert type(read).__name__ == found or (found is None and type(read) is type(preprocessor))
     assert read.sequence_length == 9
+
+
+@pytest.mark.parametrize("base", ["Preprocessor", "ImageSegmenterPreprocessor", None])
+def test_a_base_finds_the_preprocessor_that_was_saved_alone(base, tmp_path):
+    models.ViTImageSegmenterPreprocessor((8, 12)).save_to_preset(tmp_path / "images")
+    tokenizer = train_tokenizer(demo.texts(), 420)
+    models.Qwen3CausalLMPreprocessor(tokenizer, 9).save_to_preset(tmp_path / "text")
+    if base is not None:
+        read = getattr(models, base).from_preset(tmp_path / "images")
+        assert type(read) is models.ViTImageSegmenterPreprocessor and read.image_size == (8, 12)
+    else:
+        read = models.CausalLMPreprocessor.from_preset(tmp_path / "text")
+        assert type(read) is models.Qwen3CausalLMPreprocessor and read.sequence_length == 9
+    for base, folder in (("ImageClassifierPreprocessor", "text"), ("CausalLM", "images")):
+        with pytest.raises(InputError, match=r"^[^\n]*$"):
+            getattr(models, base).from_preset(tmp_path / folder)

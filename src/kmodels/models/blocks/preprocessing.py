@@ -10,7 +10,7 @@ import keras
 from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
-from kmodels.core.schema import Needed, read_json
+from kmodels.core.schema import Needed, read_json, read_optional
 from kmodels.core.types import Data, DTypeLike
 from kmodels.data.pipeline import arrays
 from kmodels.registry import Named
@@ -152,16 +152,27 @@ class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
             InputError: for an unknown name, or files of another preprocessor.
         """
         file = Path(preset) / SETTINGS_FILE
+        if not cls.family:
+            return cls._class_of(preset).from_preset(preset, **settings)
         if not file.is_file():
             from kmodels import presets
 
-            if not cls.family:
-                return presets.class_below(cls, preset).from_preset(preset, **settings)
             return cls(**{**presets.preprocessor_settings(cls, preset), **settings})
         saved = read_json(file, {"class_name": Needed(str), "config": Needed({})})
         if saved.get("class_name") != cls.__name__:
             raise InputError(f"{file} holds a {saved.get('class_name')}, not a {cls.__name__}")
         return cls.from_config({**saved["config"], **settings})
+
+    @classmethod
+    def _class_of(cls, preset: str | Path) -> Any:
+        """Returns the class below this base that a checkpoint or a saved preprocessor is for."""
+        from kmodels import presets
+
+        saved = read_optional(Path(preset) / SETTINGS_FILE).get("class_name")
+        found = presets.class_named(str(saved))
+        if isinstance(found, type) and issubclass(found, cls):
+            return found
+        return presets.class_below(cls, preset)
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes the settings, and the files of a tokenizer, to a directory for `from_preset`.
@@ -182,6 +193,22 @@ class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
 
     def _saved(self, folder: Path) -> dict[str, Any]:
         return self.get_config()
+
+
+class ImageClassifierPreprocessor(Preprocessor):
+    """The base of preprocessors of classifiers; `from_preset` finds the class of a preset."""
+
+
+class ImageSegmenterPreprocessor(Preprocessor):
+    """The base of preprocessors of segmenters; `from_preset` finds the class of a preset."""
+
+
+class ObjectDetectorPreprocessor(Preprocessor):
+    """The base of preprocessors of detectors; `from_preset` finds the class of a preset."""
+
+
+# The older name in keras-hub.
+ImageObjectDetectorPreprocessor = ObjectDetectorPreprocessor
 
 
 def on_host(x: Data) -> Any:

@@ -217,7 +217,7 @@ class TextPreprocessor(Preprocessor):
         """
         path = presets.locate(preset)
         if not cls.family:
-            return presets.class_below(cls, path).from_preset(path, **settings)
+            return cls._class_of(path).from_preset(path, **settings)
         own = read_optional(path / "config.json").get("preprocessor")
         if isinstance(own, dict) and "tokenizer" in own:
             return cls(**{**presets.preprocessor_settings(cls, path), **settings})

@@ -17,8 +17,9 @@ from kmodels.layers import MLP, Attention, Dense, Dropout, Layer, LayerNorm
 from kmodels.layers.base import Shape
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import check_class_names
+from kmodels.models.blocks.preprocessing import ObjectDetectorPreprocessor
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.image_task import ImageTask
+from kmodels.models.vit.image_task import ObjectDetector
 from kmodels.models.vit.mae import sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import OF_CROPS, ViTImageClassifierPreprocessor
@@ -369,7 +370,7 @@ def objects_of(y: Any) -> list[dict[str, Any]]:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
+class ViTObjectDetectorPreprocessor(ObjectDetectorPreprocessor, ViTImageClassifierPreprocessor):
     """`ViTImageClassifierPreprocessor` for images whose labels are boxes.
 
     Images are stretched to `image_size` and never cropped, so that boxes, which are parts of the
@@ -431,7 +432,7 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
+class ViTObjectDetector(StepsWithOwnLoss, ObjectDetector):
     """Detects objects: learned queries attend to the patches of a ViT, and each gives one box.
 
     Args:
@@ -466,6 +467,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
         each query as in Zhu et al. 2021 (arXiv:2010.04159).
     """
 
+    backbone_class = ViTBackbone
     preprocessor_class = ViTObjectDetectorPreprocessor
     own_setting = "num_decoder_layers"
     head_name = "decoder of objects"

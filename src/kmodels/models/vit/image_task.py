@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
 from kmodels.models.blocks.class_names import NamedClasses
-from kmodels.models.vit.model import ViTBackbone, resized
+from kmodels.models.vit.model import resized
 from kmodels.task import Task
 from kmodels.training.sparse_labels import check_classes, check_pixels
 
@@ -22,7 +22,6 @@ class ImageTask(NamedClasses, Task):
         head_name: name of its head, for the message of a file without one.
     """
 
-    backbone_class = ViTBackbone
     compiles_itself = True
     own_setting: ClassVar[str]
     head_name: ClassVar[str]
@@ -46,10 +45,11 @@ class ImageTask(NamedClasses, Task):
         Raises:
             InputError: as there, and for an unknown number of classes.
         """
-        if "num_classes" not in overrides:
-            from kmodels import registry
-            from kmodels.presets.find import open_checkpoint
+        from kmodels import presets, registry
+        from kmodels.presets.find import open_checkpoint
 
+        cls = presets.class_below(cls, preset)
+        if "num_classes" not in overrides:
             family = registry.family(cls.backbone_class.family)
             task = open_checkpoint(preset, family, {}, False).task
             if cls.own_setting not in task or task.get("num_classes") is None:
@@ -78,3 +78,15 @@ class ImageTask(NamedClasses, Task):
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
         return resized(self, image_size, patch_size)
+
+
+class ImageSegmenter(ImageTask):
+    """The base of segmenters, whose `from_preset` finds the class of a preset."""
+
+
+class ObjectDetector(ImageTask):
+    """The base of detectors, whose `from_preset` finds the class of a preset."""
+
+
+# The older name in keras-hub.
+ImageObjectDetector = ObjectDetector

@@ -19,7 +19,7 @@ from kmodels.models.blocks.image_converter import (
     output_shape,
     pictures,
 )
-from kmodels.models.blocks.preprocessing import Preprocessor
+from kmodels.models.blocks.preprocessing import ImageClassifierPreprocessor
 from kmodels.models.vit.config import ViTConfig
 
 
@@ -83,7 +83,7 @@ OF_CROPS = ("crop_to_aspect_ratio", "resize_size", "rounds_center", "resize_mode
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageClassifierPreprocessor(Preprocessor):
+class ViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     """Resizes, scales to [0, 1] and normalises images.
 
     Args:

@@ -12,7 +12,7 @@ from kmodels.data.images.decoding import is_picture
 from kmodels.data.images.naflex import grid_of, normalized, padded, patches_of
 from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.blocks.image_converter import picture
-from kmodels.models.blocks.preprocessing import Preprocessor
+from kmodels.models.blocks.preprocessing import ImageClassifierPreprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
 
@@ -20,7 +20,7 @@ ARGUMENTS = ("patch_size", "max_num_patches", "mean", "std", "interpolation", "e
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class NaFlexViTImageClassifierPreprocessor(Preprocessor):
+class NaFlexViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     """Resizes images, keeping their aspect ratio, and cuts them into patches.
 
     Args:

@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import check_class_names
-from kmodels.models.vit.image_task import ImageTask
+from kmodels.models.vit.image_task import ImageSegmenter
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import preprocessor as preprocessing
 from kmodels.models.vit.segmentation import segments
@@ -35,7 +35,7 @@ QUERIES = ("masks_queries_logits", "class_queries_logits")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
+class EoMTImageSegmenter(StepsWithOwnLoss, ImageSegmenter):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query predicts a class, or "no object", and a mask, the product of its token with upscaled
@@ -80,6 +80,7 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         `EomtForUniversalSegmentation` and `EomtDinov3ForUniversalSegmentation`.
     """
 
+    backbone_class = ViTBackbone
     preprocessor_class = ViTImageSegmenterPreprocessor
     own_setting = "num_upscale_blocks"
     head_name = "head of queries"

@@ -15,6 +15,7 @@ from kmodels.data.images.decoding import is_pillow
 from kmodels.data.images.resizing import resize, with_shorter_side
 from kmodels.data.images.sources import NO_LABEL, check_whole_classes
 from kmodels.data.pipeline.arrays import to_numpy
+from kmodels.models.blocks.preprocessing import ImageSegmenterPreprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.preprocessor import (
     OF_CROPS,
@@ -179,7 +180,7 @@ def _check_sides(images: Any, masks: Any) -> None:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
+class ViTImageSegmenterPreprocessor(ImageSegmenterPreprocessor, ViTImageClassifierPreprocessor):
     """`ViTImageClassifierPreprocessor` for images whose labels are masks.
 
     Images are never cropped, so that each pixel of a mask belongs to one of its image.

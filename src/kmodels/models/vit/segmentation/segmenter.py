@@ -11,7 +11,7 @@ from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import check_class_names
-from kmodels.models.vit.image_task import ImageTask
+from kmodels.models.vit.image_task import ImageSegmenter
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import masks, preprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
@@ -21,7 +21,7 @@ from kmodels.training.metrics import MeanIoU
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenter(ImageTask):
+class ViTImageSegmenter(ImageSegmenter):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
@@ -57,6 +57,7 @@ class ViTImageSegmenter(ImageTask):
         Oquab et al. 2023, section 7.4 (arXiv:2304.07193); its code calls the head `BNHead`.
     """
 
+    backbone_class = ViTBackbone
     preprocessor_class = ViTImageSegmenterPreprocessor
     own_setting = "use_batch_norm"
     head_name = "head for pixels"
