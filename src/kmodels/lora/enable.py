@@ -17,6 +17,7 @@ def enable(
     settings: LoraSettings,
     trainable_token_indices: modules.Ids | None = None,
     modules_to_save: Sequence[str] | None = None,
+    task: keras.Model | None = None,
 ) -> None:
     """Freezes a model and adds adapters to the target layers.
 
@@ -25,17 +26,19 @@ def enable(
         settings: rank, targets and so on.
         trainable_token_indices: trained rows of the embedding table, see `enable_lora`.
         modules_to_save: modules that are trained as a whole; they get no adapter.
+        task: the task around a backbone; `modules_to_save` may name modules of its head, too.
 
     Raises:
         InputError: for unknown targets or tokens, or a model that has adapters.
     """
     if adapters(model) or is_merged(model):
         raise InputError("this model has LoRA adapters already; make a new one to start over")
-    saved = modules.chosen_modules(model, modules_to_save)
+    task = model if task is None else task
+    saved = modules.chosen_modules(task, modules_to_save)
     layers = {path: x for path, x in chosen(model, settings).items() if path not in saved}
     if not layers:
         raise InputError("modules_to_save names all targets; leave some of them to the adapters")
-    begin = modules.prepare(model, trainable_token_indices, modules_to_save)
+    begin = modules.prepare(task, trainable_token_indices, modules_to_save)
     looked_up = [path for path, layer in layers.items() if layer.is_lookup]
     if trainable_token_indices is not None and looked_up:
         raise InputError(

@@ -109,7 +109,7 @@ class Adapters(Checked):
                 the output layer is the same table, as in Gemma, it uses the same rows.
             modules_to_save: PEFT's argument: modules of which all weights are trained, as copies
                 of the originals: names or ends of paths ("token_embedding", "mlp/down"), or
-                PEFT's names ("embed_tokens", "lm_head", "input_layernorm").
+                PEFT's names ("embed_tokens", "lm_head", "classifier").
             target_parameters: PEFT's argument: kernels of experts that get adapters, a pair of
                 matrices for each expert: "experts/gate_up" and "experts/down", or PEFT's names.
                 `targets` may then be empty.
@@ -118,7 +118,6 @@ class Adapters(Checked):
             InputError: for values out of range, unknown targets or tokens, or a model with
                 adapters.
         """
-        backbone = getattr(self, "backbone", self)
         if target_layer_names is not None:
             if isinstance(target_layer_names, str):
                 raise InputError(
@@ -126,7 +125,8 @@ class Adapters(Checked):
                 )
             targets = tuple(dict.fromkeys(NAMES.get(n, n) for n in target_layer_names))
         settings = LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
-        enable(backbone, settings, trainable_token_indices, modules_to_save)
+        backbone: Any = getattr(self, "backbone", self)
+        enable(backbone, settings, trainable_token_indices, modules_to_save, task=self)
 
     def default_lora_layer_names(self) -> list[str]:
         """Returns the default targets of `enable_lora`; keras-hub's method."""
@@ -283,7 +283,9 @@ class Adapters(Checked):
     def merge_lora(self, onto: str | None = None, base: str | Path | None = None) -> None:
         """Adds the adapters to their kernels and removes them: same outputs, fewer variables.
 
-        The kernels without adapters stay in host memory for `unmerge_lora`.
+        The kernels without adapters stay in host memory for `unmerge_lora`. The model stays as
+        frozen as it is, also in a `.keras` file; from a directory of `save_to_preset` it comes back
+        as a new model with all of its weights trainable.
 
         Args:
             onto: for a quantized model: "dequantized" adds the adapters to the floats that the

@@ -297,8 +297,8 @@ def chosen_modules(model: keras.Model, names: Sequence[str] | None) -> dict[str,
         }
         if not meant:
             raise InputError(
-                f"modules_to_save names {name!r}, no module of the backbone; there are "
-                f"{', '.join(ends(known))}; a task's head is trained anyway"
+                f"modules_to_save names {name!r}, no module of the model; there are "
+                f"{', '.join(ends(known))}"
             )
         chosen |= meant
     return chosen

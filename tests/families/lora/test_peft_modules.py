@@ -333,3 +333,28 @@ def test_a_quantized_module_begins_as_its_numbers(references):
     np.testing.assert_allclose(outputs(model, x), base, rtol=0, atol=1e-3)
     names = {v.path for v in model.trainable_weights if "lora_kernel" in v.path}
     assert names and all("attention/output" in name for name in names)
+
+
+def test_the_head_of_a_task_is_a_module_to_save(references, tmp_path):
+    model = ViTImageClassifier.from_preset(references / VIT, preprocessor=None)
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
+    base = outputs(model, x)
+    model.enable_lora(2, targets=["query"], modules_to_save=["classifier"])
+    trained = {v.path for v in model.trainable_weights if "logits" in v.path}
+    assert trained == {"logits/lora_kernel", "logits/lora_bias"}
+    np.testing.assert_array_equal(outputs(model, x), base)
+    for variable in model.trainable_weights:
+        variable.assign(to_numpy(variable) + 0.1)
+    wanted = outputs(model, x)
+    assert np.abs(wanted - base).max() > 0.01
+    with lora.disabled(model):
+        np.testing.assert_array_equal(outputs(model, x), base)
+    model.save_adapter(tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert written["modules_to_save"] == ["classifier"]
+    model.save_to_preset(tmp_path / "it")
+    again = ViTImageClassifier.from_preset(references / VIT, preprocessor=None)
+    again.load_adapter(tmp_path / "adapter")
+    for one in (again, ViTImageClassifier.from_preset(tmp_path / "it")):
+        np.testing.assert_allclose(outputs(one, x), wanted, rtol=0, atol=1e-6)
+        assert {v.path for v in one.trainable_weights if "logits" in v.path} == trained

@@ -336,7 +336,7 @@ def test_new_tokens_are_trained_beside_the_adapters(tmp_path):
         ({"trainable_token_indices": {"embed_tokens": [1], "lm_head": [2]}}, "layer in one, so"),
         ({"trainable_token_indices": {"lm_head": [1]}}, "layer in one, so give a list of ids"),
         ({"trainable_token_indices": {"query": [1]}}, "layer in one, so give a list of ids"),
-        ({"modules_to_save": ["quern"]}, "names 'quern', no module of the backbone"),
+        ({"modules_to_save": ["quern"]}, "names 'quern', no module of the model"),
         ({"modules_to_save": ["query", "value"]}, "names all targets; leave some of them to the"),
         ({"modules_to_save": "embed_tokens"}, "is 'embed_tokens'; give a list of names"),
         (
