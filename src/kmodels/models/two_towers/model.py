@@ -376,7 +376,6 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
             projection_dim=projection_dim,
             naflex=naflex,
         )
-        self.check(config)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         # Projections and head are cheap, and rounding in them is visible in the logits.
         wide = keras.dtype_policies.get(policy.variable_dtype)
@@ -446,10 +445,6 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         """Returns True if the preset's fields make a model of this class."""
         projects = fields.get("projection_dim") is not None
         return cls in (TwoTowersBackbone, CLIPBackbone if projects else SigLIPBackbone)
-
-    @classmethod
-    def check(cls, config: TwoTowersConfig) -> None:
-        """Raises `InputError` for a config of another class."""
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for a call without images."""
@@ -535,13 +530,9 @@ class CLIPBackbone(TwoTowersBackbone):
         name: str | None = None,
         naflex: bool = False,
     ):
-        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
-
-    @classmethod
-    def check(cls, config: TwoTowersConfig) -> None:
-        """Raises `InputError` for a SigLIP."""
-        if not config.projects:
+        if projection_dim is None:
             raise InputError("projection_dim is None; give a CLIP one, or take SigLIPBackbone")
+        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -574,16 +565,12 @@ class SigLIPBackbone(TwoTowersBackbone):
         projection_dim: None = None,
         naflex: bool = False,
     ):
-        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
-
-    @classmethod
-    def check(cls, config: TwoTowersConfig) -> None:
-        """Raises `InputError` for a CLIP."""
-        if config.projects:
+        if projection_dim is not None:
             raise InputError(
-                f"projection_dim is {config.projection_dim}; a SigLIP has no projections: leave it "
-                "out, or take CLIPBackbone"
+                f"projection_dim is {projection_dim}; a SigLIP has no projections: leave it out, "
+                "or take CLIPBackbone"
             )
+        super().__init__(vision_encoder, text_encoder, projection_dim, dtype, name, naflex)
 
 
 def _fields(encoder: Encoder) -> dict[str, Any]:

@@ -244,17 +244,15 @@ def export_to_npz(model: keras.Model, path: str | Path) -> Path:
     tensors = export(model, rules(config, prefix, positions, big_vision))
 
     def write(temporary: Path) -> None:
-        arrays: dict[str, Any] = {name: _floats(x.read()) for name, x in tensors.items()}
+        arrays: dict[str, Any] = {name: x.read() for name, x in tensors.items()}
+        for name, array in arrays.items():
+            if array.dtype != np.float16:  # NumPy's files do not know bfloat16
+                arrays[name] = array.astype("float32")
         with temporary.open("wb") as file:
             np.savez(file, **arrays)
         _check(temporary, config, settings)
 
     return write_file(path, write)
-
-
-def _floats(array: np.ndarray) -> np.ndarray:
-    """Widens bfloat16, which NumPy's files do not know."""
-    return array if array.dtype == np.float16 else array.astype("float32")
 
 
 def _check(path: Path, config: ViTConfig, settings: dict[str, Any]) -> None:

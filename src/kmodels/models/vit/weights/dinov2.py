@@ -98,13 +98,9 @@ def _read(directory: Directory) -> Reading:
         backbone["position_interpolation"] = "bicubic_antialias"
     if overrides.get("use_mask_token") is False:
         tensors.pop(f"{prefix}{MASK}", None)
-    block = f"{prefix}{BLOCK}.attention.attention."
-    layers = [
-        block.format(i=i) + x
-        for i in range(backbone["num_layers"])
-        for x in ("query", "key", "value")
-    ]
-    tensors = huggingface_config.with_zero_biases(tensors, layers, width)
+    attention = f"{prefix}{BLOCK}.attention.attention"
+    layers = backbone["num_layers"]
+    tensors = huggingface_config.with_zero_biases(tensors, attention, layers, width)
     head = tensors.get("classifier.weight")
     labels = huggingface_config.labels(description, weights, "ForImageClassification")
     classes = labels if head is None else head.shape[0]

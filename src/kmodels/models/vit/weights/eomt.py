@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import LazyArray, Rule, leading_axes, patch_kernel, transpose
-from kmodels.weights.rules import Transform, identity
+from kmodels.weights import LazyArray, Rule, leading_axes
+from kmodels.weights.rules import Transform
 
 KINDS = ("eomt", "eomt_dinov3")
 NAMES = dict(zip(KINDS, ("Eomt", "EomtDinov3"), strict=True))
@@ -21,6 +22,12 @@ REGISTERS = "embeddings.register_tokens"
 # Weights of the classes in the loss, which `no_object_weight` says too.
 CLASS_WEIGHTS = "criterion.empty_weight"
 BLOCK = "layers.{i}"
+# Parts of names in DINOv2, and here.
+RENAMED = {
+    dinov2.BLOCK: BLOCK,
+    **{f".attention.attention.{x}": f".attention.{x[0]}_proj" for x in ("query", "key", "value")},
+    ".attention.output.dense": ".attention.out_proj",
+}
 # A setting that no other task has.
 SETTING = "num_blocks"
 # The settings of the task, with transformers' defaults.
@@ -80,57 +87,20 @@ def head_rules(width: int) -> list[Rule]:
 
 def rules(config: ViTConfig) -> list[Rule]:
     """Returns the table: that on DINOv3 if the config has a rotary embedding, else on DINOv2."""
-    heads = head_rules(config.hidden_dim)
     if config.rope_theta is not None:
-        table = [rule for rule in dinov3.rules(config) if rule.source != dinov3.MASK]
-        # The final norm has DINOv2's name, and the blocks are at the top level.
-        renamed = {"norm.": "layernorm.", "layer.{i}.": f"{BLOCK}."}
-        return [*(_renamed(rule, renamed) for rule in table), *heads]
-    projection = "embeddings.patch_embeddings.projection"
-    names = {"q": "query", "k": "key", "v": "value", "out": "output"}
-    patch = patch_kernel(config.patch_size, config.image_shape[2])
-    mlp = {"fc1": "up", "fc2": "down"}
-    if config.use_swiglu_ffn:
-        mlp = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-    return [
-        Rule("embeddings.cls_token", "tokens/class_token"),
-        Rule(REGISTERS, "tokens/register_tokens"),
-        Rule(POSITIONS, "tokens/position_embedding", leading_axes(1)),
-        Rule(f"{projection}.weight", "patch_embedding/kernel", patch),
-        Rule(f"{projection}.bias", "patch_embedding/bias"),
-        Rule(f"{BLOCK}.layer_scale1.lambda1", "block_{i}/attention_scale/scale"),
-        Rule(f"{BLOCK}.layer_scale2.lambda1", "block_{i}/mlp_scale/scale"),
-        *encoder_rules.dense(
-            {
-                f"{BLOCK}.attention.{theirs}_proj": f"block_{{i}}/attention/{ours}"
-                for theirs, ours in names.items()
-            }
-        ),
-        *encoder_rules.dense(
-            {f"{BLOCK}.mlp.{theirs}": f"block_{{i}}/mlp/{ours}" for theirs, ours in mlp.items()}
-        ),
-        *encoder_rules.norms(
-            {
-                f"{BLOCK}.norm1": "block_{i}/attention_norm",
-                f"{BLOCK}.norm2": "block_{i}/mlp_norm",
-                "layernorm": "final_norm",
-            }
-        ),
+        table, names = dinov3.rules(config), {dinov3.BLOCK: BLOCK, "norm.": "layernorm."}
+    else:
         # Older versions of transformers store gate and up projection in one tensor.
-        *(
-            Rule(f"{BLOCK}.mlp.weights_in.{part}", [f"{x}/{ours}" for x in dinov2.GATED], change)
-            for part, ours, change in (("weight", "kernel", transpose), ("bias", "bias", identity))
-        ),
-        *encoder_rules.dense({f"{BLOCK}.mlp.weights_out": "block_{i}/mlp/down"}),
-        *heads,
+        gated = dinov2.newer_rules() if config.use_swiglu_ffn else []
+        positions = Rule(POSITIONS, "tokens/position_embedding", leading_axes(1))
+        table, names = [positions, *gated, *dinov2.rules(config)], RENAMED
+    left = {dinov2.MASK, dinov2.POSITIONS}
+    renamed = [
+        replace(rule, source=reduce(lambda name, x: name.replace(*x), names.items(), rule.source))
+        for rule in table
+        if rule.source not in left
     ]
-
-
-def _renamed(rule: Rule, names: Mapping[str, str]) -> Rule:
-    for theirs, ours in names.items():
-        if rule.source.startswith(theirs):
-            return replace(rule, source=ours + rule.source.removeprefix(theirs))
-    return rule
+    return [*renamed, *head_rules(config.hidden_dim)]
 
 
 def _read(directory: Directory) -> Reading:

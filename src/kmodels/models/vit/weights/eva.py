@@ -4,10 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import timm
 from kmodels.models.vit.weights.timm_names import form_of
-from kmodels.weights import LazyArray, Rule, transpose
+from kmodels.weights import LazyArray, Rule
 from kmodels.weights.positions import Grid
 
 # Heads of Perception Encoder's pooling, and the side of DINOv3's images in pixels: the usual ones,
@@ -78,12 +79,8 @@ def rules(config: ViTConfig) -> list[Rule]:
         table.append(Rule("blocks.{i}.attn.q_bias", "block_{i}/attention/query/bias"))
         table.append(Rule("blocks.{i}.attn.v_bias", "block_{i}/attention/value/bias"))
     first = {"fc1_g": "gate", "fc1_x": "up"} if config.use_swiglu_ffn else {"fc1": "up"}
-    for source, target in first.items():
-        table.append(
-            Rule(f"blocks.{{i}}.mlp.{source}.weight", f"block_{{i}}/mlp/{target}/kernel", transpose)
-        )
-        table.append(Rule(f"blocks.{{i}}.mlp.{source}.bias", f"block_{{i}}/mlp/{target}/bias"))
-    return table
+    layers = {f"blocks.{{i}}.mlp.{x}": f"block_{{i}}/mlp/{ours}" for x, ours in first.items()}
+    return [*table, *encoder_rules.dense(layers)]
 
 
 def _fields(file: timm.TimmFile) -> dict[str, Any]:

@@ -66,15 +66,13 @@ def _read(directory: Directory) -> Reading:
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_BLOCKS)
     decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
     prefix = prefix_of(tensors, PREFIXES[kind])
-    block = f"{prefix}{BLOCK}.attention.attention."
-    layers = [
-        block.format(i=i) + x
-        for i in range(backbone["num_layers"])
-        for x in ("query", "key", "value")
-    ]
-    tensors = huggingface_config.with_zero_biases(tensors, layers, backbone["hidden_dim"])
-    for name, width in mae.unbiased_layers(tensors, decoder).items():
-        tensors = huggingface_config.with_zero_biases(tensors, [name], width)
+    sizes = [(prefix + BLOCK, backbone["num_layers"], backbone["hidden_dim"])]
+    if decoder:
+        layers, width = decoder["decoder_num_hidden_layers"], decoder["decoder_hidden_size"]
+        sizes.append((mae.PREFIX + mae.BLOCK, layers, width))
+    for block, layers, width in sizes:
+        attention = f"{block}.attention.attention"
+        tensors = huggingface_config.with_zero_biases(tensors, attention, layers, width)
     pooler = tensors.get(f"{prefix}pooler.dense.weight")
     if pooler is not None and description.get("pooler_act", "tanh") != "tanh":
         raise InputError(

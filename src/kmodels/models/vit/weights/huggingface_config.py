@@ -5,7 +5,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -513,11 +513,20 @@ def by_older_names(
 
 
 def with_zero_biases(
-    tensors: Mapping[str, LazyArray], layers: Iterable[str], width: int
+    tensors: Mapping[str, LazyArray], attention: str, layers: int, width: int
 ) -> dict[str, LazyArray]:
-    """Adds the biases that `qkv_bias=False` leaves out: the output projection keeps its own."""
+    """Adds the biases that `qkv_bias=False` leaves out: the output projection keeps its own.
+
+    Args:
+        tensors: tensors by name.
+        attention: name of what holds query, key and value, "{i}" for the number of the block.
+        layers: number of blocks.
+        width: width of the tokens.
+    """
     completed = dict(tensors)
-    for name in layers:
-        if f"{name}.weight" in tensors and f"{name}.bias" not in tensors:
-            completed[f"{name}.bias"] = constant(0.0, (width,))
+    for i in range(layers):
+        for part in QUERY_KEY_VALUE.values():
+            name = f"{attention.format(i=i)}.{part}"
+            if f"{name}.weight" in tensors and f"{name}.bias" not in tensors:
+                completed[f"{name}.bias"] = constant(0.0, (width,))
     return completed

@@ -6,7 +6,7 @@ from typing import Any
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.huggingface_config import block_rules
-from kmodels.weights import LazyArray, Rule
+from kmodels.weights import Rule
 
 KIND = "vit_mae"
 PREFIX = "decoder."
@@ -47,16 +47,6 @@ def settings(description: Mapping[str, Any], tensors: Iterable[str]) -> dict[str
     if description["model_type"] != KIND or (names and not _of_decoder(names)):
         return {}
     return {name: description.get(name, usual) for name, usual in SETTINGS.items()}
-
-
-def unbiased_layers(names: Mapping[str, LazyArray], settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the projections that `qkv_bias=False` leaves without a bias, and their widths."""
-    if not _of_decoder(names):
-        return {}
-    start = f"{PREFIX}{BLOCK}.attention.attention."
-    width = settings["decoder_hidden_size"]
-    numbers = range(settings["decoder_num_hidden_layers"])
-    return {start.format(i=i) + x: width for i in numbers for x in ("query", "key", "value")}
 
 
 def _of_decoder(names: Iterable[str]) -> bool:
