@@ -225,6 +225,7 @@ ENCODERS = (
     *("Dinov2WithRegistersConfig", "DINOv3ViTConfig", "EomtConfig", "EomtDinov3Config"),
     *("CLIPConfig", "CLIPVisionConfig", "CLIPTextConfig", "SiglipConfig", "SiglipVisionConfig"),
     *("SiglipTextConfig", "Siglip2Config", "Siglip2VisionConfig", "Siglip2TextConfig"),
+    *("Gemma4VisionConfig", "Gemma4UnifiedVisionConfig"),
 )
 
 
@@ -302,19 +303,28 @@ def test_every_setting_of_generation_in_transformers_is_known():
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "within"),
     [
-        *("vit/hf_token", "vit_kinds/dinov2", "vit_recent/dinov3", "vit_kinds/clip"),
-        *("vit_eomt/dinov2", "two_towers/clip", "clip/projected", "vit_kinds/siglip_model"),
+        ("gemma3_vision", "vision_config"),
+        ("gemma4_vision/tower", "vision_config"),
+        *(
+            (name, None)
+            for name in (
+                *("vit/hf_token", "vit_kinds/dinov2", "vit_recent/dinov3", "vit_kinds/clip"),
+                *("vit_eomt/dinov2", "two_towers/clip", "clip/projected", "vit_kinds/siglip_model"),
+                *("gemma3_vision", "gemma4_vision/unified"),
+            )
+        ),
     ],
 )
-def test_an_unknown_setting_of_an_encoder_is_named(references, tmp_path, caplog, name):
+def test_an_unknown_setting_of_an_encoder_is_named(references, tmp_path, caplog, name, within):
     row = row_of(name, references)
     shutil.copytree(row.path, tmp_path / "it")
     file = tmp_path / "it" / "config.json"
     described = json.loads(file.read_text())
     for more in ({}, {"logits_scaling": 8.0}):
-        file.write_text(json.dumps({**described, **more}))
+        changed = {within: {**described[within], **more}} if within else more
+        file.write_text(json.dumps({**described, **changed}))
         caplog.clear()
         row.task.from_preset(tmp_path / "it", **row.settings)
         assert ("sets logits_scaling, which kmodels does not know" in caplog.text) == bool(more)

@@ -12,6 +12,7 @@ from kmodels.models import (
     CLIPTextConfig,
     CLIPTextEncoder,
     CLIPTextModelWithProjection,
+    CLIPVisionEncoder,
     ViTImageClassifier,
 )
 from kmodels.models.clip import PRESETS
@@ -97,7 +98,10 @@ def test_settings_without_counterpart_are_named(references, tmp_path, change, me
 
 
 def test_a_config_of_both_towers_says_all(references, tmp_path):
-    """`text_config_dict` counts in place of `text_config`, and what is left out has defaults."""
+    """`text_config_dict` counts in place of `text_config`, and what is left out has defaults.
+
+    The same is true of the other tower.
+    """
     text = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     description = {"model_type": "clip", "text_config": {"hidden_size": 8}, "projection_dim": 6}
     description |= {"text_config_dict": text, "logit_scale_init_value": 1.5}
@@ -105,6 +109,11 @@ def test_a_config_of_both_towers_says_all(references, tmp_path):
     model = CLIPTextModelWithProjection.from_preset(tmp_path, load_weights=False)
     assert model.settings == {"projection_dim": 6, "logit_scale": 1.5}
     assert model.backbone.config == CLIPTextConfig(49_408, 32, 32, 1, 4, 2048, end_token_id=49_407)
+    description |= {"vision_config_dict": text, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    sizes = CLIPVisionEncoder.from_preset(tmp_path, load_weights=False).config
+    found = (sizes.hidden_dim, sizes.num_heads, sizes.num_layers, sizes.mlp_dim, sizes.patch_size)
+    assert found == (32, 4, 1, 3072, 32)
 
 
 # === Zero-shot classification ===

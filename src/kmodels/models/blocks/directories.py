@@ -25,6 +25,10 @@ _IDLE_IN_ENCODERS = {
     *("mask_weight", "importance_sample_ratio", "oversample_ratio", "train_num_points"),
     *("no_object_weight", "projection_size", "text_config", "vision_config"),
 }
+# Further settings of vision encoders beside a decoder, which are read.
+_BESIDE_DECODERS = {
+    *("mm_embed_dim", "mm_posemb_size", "output_proj_dims", "standardize", "use_clipped_linears"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,5 +69,7 @@ def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
     inner = (description.get(name) or {} for name in ("text_config", "vision_config"))
     settings = {name: value for part in (*inner, description) for name, value in part.items()}
     warn_of_unknown(
-        path / "config.json", settings, CONFIG.keys() | IDLE_IN_CONFIGS | _IDLE_IN_ENCODERS
+        path / "config.json",
+        settings,
+        CONFIG.keys() | IDLE_IN_CONFIGS | _IDLE_IN_ENCODERS | _BESIDE_DECODERS,
     )

@@ -334,8 +334,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """
         backbone, vision = self.fields(path, description), description.get("vision_config")
         if weights:
-            settings = {**description, **(description.get("text_config") or {})}
-            warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
+            warn_of_decoder(path, description)
         config = self.config_class(**backbone)
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
         backbone, tensors = with_output_layer(path, backbone, tensors)
@@ -353,6 +352,12 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             left_out=[part for part in self.other_parts if part in others.values()],
             whole=self.whole.get(description.get("model_type", ""), "") if vision else "",
         )
+
+
+def warn_of_decoder(path: Path, description: Mapping[str, Any]) -> None:
+    """Logs a warning with the settings of a decoder's config.json that are not known."""
+    settings = {**description, **(description.get("text_config") or {})}
+    warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
 
 
 def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:

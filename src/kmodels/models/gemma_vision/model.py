@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.directories import warn_of_encoder
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma_vision.preprocessor import ImageTextConverter
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors
@@ -189,6 +190,9 @@ class ImageTextFormat:
         backbone, tensors = decoder.with_output_layer(
             path, self.fields(path, description), read_safetensors(path) if weights else {}
         )
+        if weights:
+            decoder.warn_of_decoder(path, description)
+            warn_of_encoder(path, description["vision_config"])
         used, rules, left_out = self.parts(tensors, self.config_class(**backbone))
         tokenizer = decoder.tokenizer_of(path)
         return SourceCheckpoint(

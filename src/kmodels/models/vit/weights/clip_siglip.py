@@ -71,7 +71,9 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
 def _read(directory: Directory) -> Reading:
     path, description, _, tensors, weights = directory
     kind = description["model_type"]
-    vision = description.get("vision_config", description) or {}  # null means defaults
+    # The older name takes precedence, as in transformers; null means defaults.
+    settings = description.get("vision_config", description)
+    vision = description.get("vision_config_dict") or settings or {}
     prefix = prefix_of(tensors, PREFIX)
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")
