@@ -12,7 +12,7 @@ import pytest
 from arrays import to_numpy
 from family_table import row_of
 from kmodels.generation import generation_config
-from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
+from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.models.blocks import directories, huggingface
 from kmodels.models.vit.weights import eva as of_eva
 from kmodels.models.vit.weights import timm
@@ -274,6 +274,37 @@ def test_an_unknown_setting_of_timm_is_named(references, tmp_path, caplog, name,
         row.task.from_preset(tmp_path / "it", **row.settings)
         assert ("sets logits_scaling, which kmodels does not know" in caplog.text) == bool(more)
         assert caplog.text.count("does not know") == bool(more)
+
+
+@pytest.mark.needs("timm")
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("vit_small_patch16_dinov3", {"global_pool": "map"}, None),
+        ("vit_small_patch16_rope_224", {"global_pool": "map", "attn_pool_num_heads": 2}, None),
+        ("vit_small_patch16_rope_224", {"rope_grid_offset": 1.0}, None),
+        ("vit_small_patch16_dinov3", {"rope_grid_offset": 1.0}, "rope_grid_offset=1.0 has no"),
+    ],
+)
+def test_settings_mean_what_they_mean_in_timm(name, settings, message, tmp_path):
+    import timm
+    import torch
+
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    arguments = {**sizes, "num_classes": 5, **settings}
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, **arguments).eval()
+    for parameter in theirs.parameters():
+        parameter.data.normal_(0, 0.2)
+    timm.models.save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
+    if message is not None:
+        refused(message, ViTImageClassifier.from_preset, tmp_path)
+        return
+    x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
+    found = to_numpy(ViTImageClassifier.from_preset(tmp_path, preprocessor=None)(x))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("logits"))
 
 
 def test_the_older_form_of_timms_settings(references, tmp_path):

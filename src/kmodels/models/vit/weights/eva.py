@@ -89,6 +89,8 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
     supported = {"rope_type": (kind, None), "rope_rotate_half": (half, None)}
     if indexing is not None:
         supported["rope_grid_indexing"] = (indexing, None)
+    else:
+        supported["rope_grid_offset"] = (0.0, None)
     needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
     file.check("one of timm's EVAs", needed, SUPPORTED | supported)
     tensors, shared = file.tensors, file.fields()
@@ -118,7 +120,8 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
         **_rotary(form_of(file.name), file.arguments, has_class, reference),
     }
     if (pooling := tensors.get("attn_pool.mlp.fc1.weight")) is not None:
-        fields["pooling_num_heads"] = file.arguments.get("attn_pool_num_heads") or POOLING_HEADS
+        usual = POOLING_HEADS if form_of(file.name) == "perception" else None  # num_heads
+        fields["pooling_num_heads"] = file.arguments.get("attn_pool_num_heads") or usual
         fields["pooling_mlp_dim"] = pooling.shape[0]
         fields["pool_include_prefix"] = True
     return fields
