@@ -13,11 +13,11 @@ from tokenizers import Regex, normalizers
 from kmodels.core import protobuf
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.remote import local_copy
-from kmodels.core.types import DTypeLike, Tensor
+from kmodels.core.types import Tensor
 from kmodels.layers import Dense
 from kmodels.models.blocks.encoder_block import EncoderBlock
 from kmodels.models.blocks.encoder_config import GELUS, TextEncoderConfig, check_gelu, config_field
-from kmodels.models.blocks.hub_order import in_own_order
+from kmodels.models.blocks.hub_order import in_order, in_own_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages
 from kmodels.models.blocks.sizes import encoder
@@ -86,19 +86,8 @@ class SigLIPTextEncoder(TextEncoderBackbone):
     masks tokens, which differs from the trained model.
 
     Args:
-        vocabulary_size: rows of the embedding table.
-        embedding_dim: width of that table, equal to `hidden_dim`.
-        hidden_dim: width of the hidden states.
-        num_layers: number of blocks.
-        num_heads: attention heads.
-        intermediate_dim: width of the MLP.
-        intermediate_activation: "gelu", "gelu_approximate" or "quick_gelu".
-        layer_norm_epsilon: epsilon of every norm.
-        max_sequence_length: rows of the position embedding.
-        projection_dim: width of the vector of a text; `hidden_dim` by default.
-        dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
-        name: name of the model.
-        **variants: the other fields of the config.
+        *args: see `TextEncoderBackbone`; they are in keras-hub's order, as its other arguments.
+        **kwargs: the other fields of `SigLIPTextConfig`.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool}, or token ids alone ->
@@ -113,37 +102,11 @@ class SigLIPTextEncoder(TextEncoderBackbone):
     family = "siglip"
     peft_names = staticmethod(names_with_head)
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        embedding_dim: int,
-        hidden_dim: int,
-        num_layers: int,
-        num_heads: int,
-        intermediate_dim: int,
-        intermediate_activation: str = "gelu_approximate",
-        layer_norm_epsilon: float = 1e-6,
-        max_sequence_length: int = 64,
-        projection_dim: int | None = None,
-        dtype: DTypeLike = None,
-        name: str | None = None,
-        **variants: Any,
-    ):
-        super().__init__(
-            vocabulary_size,
-            embedding_dim,
-            hidden_dim,
-            num_layers,
-            num_heads,
-            intermediate_dim,
-            intermediate_activation,
-            layer_norm_epsilon=layer_norm_epsilon,
-            max_sequence_length=max_sequence_length,
-            projection_dim=projection_dim,
-            dtype=dtype,
-            name=name,
-            **variants,
-        )
+    __init__ = in_order(
+        *("vocabulary_size", "embedding_dim", "hidden_dim", "num_layers", "num_heads"),
+        *("intermediate_dim", "intermediate_activation", "layer_norm_epsilon"),
+        *("max_sequence_length", "projection_dim", "dtype", "name"),
+    )(TextEncoderBackbone.__init__)
 
     @staticmethod
     def finish(hidden: Tensor, config: SigLIPTextConfig, policy: keras.DTypePolicy) -> Any:

@@ -104,8 +104,9 @@ def class_below(base: type, preset: str | Path) -> Any:
         best = class_of(preset, whole=True)
         own = registry.family(getattr(best, "backbone_class", best).family)
         checkpoint = open_checkpoint(preset, own, {}, False)
-        saved = class_named(checkpoint.saved_as) or best
-        every = [saved, best, *_parts_of(best), *_readers(own, checkpoint), *own.classes()]
+        every = [class_named(checkpoint.saved_as) or best, best]
+        every += [getattr(best, f"{part}_class", best) for part in ("preprocessor", "backbone")]
+        every += [*_readers(own, checkpoint), *own.classes()]
     found = next((cls for cls in every if issubclass(cls, base)), None)
     if found is None:
         names = ", ".join([*dict.fromkeys(cls.__name__ for cls in every)][:4])
@@ -117,11 +118,6 @@ def class_named(name: str) -> Any:
     """Returns kmodels' registered class of a name in a file, or None."""
     known = keras.saving.get_registered_object(f"kmodels>{name}")
     return known.imported() if hasattr(known, "imported") else known
-
-
-def _parts_of(task: Any) -> list[Any]:
-    parts = (getattr(task, f"{part}_class", None) for part in ("preprocessor", "backbone"))
-    return [*filter(None, parts)]
 
 
 def _readers(family: Family, checkpoint: SourceCheckpoint) -> list[Any]:

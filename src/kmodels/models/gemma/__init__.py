@@ -3,26 +3,15 @@
 from kmodels.models.blocks.embedder.task import PARTS
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.gemma import gguf, huggingface
-from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.keras_hub import PEERS
-from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
+from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.tasks import (
     Gemma3CausalLM,
     Gemma3TextEmbedder,
-    Gemma3TextEmbedderPreprocessor,
     Gemma4CausalLM,
     GemmaCausalLM,
     GemmaTextEmbedder,
-    GemmaTextEmbedderPreprocessor,
-)
-from kmodels.models.gemma.text import (
-    Gemma3CausalLMPreprocessor,
-    Gemma3Tokenizer,
-    Gemma4CausalLMPreprocessor,
-    Gemma4Tokenizer,
-    GemmaCausalLMPreprocessor,
-    GemmaTokenizer,
 )
 from kmodels.registry import Family
 
@@ -37,24 +26,3 @@ FAMILY = Family(
     keras_hub=PEERS,
     parts=PARTS,
 )
-
-__all__ = [
-    "FAMILY",
-    "Gemma3Backbone",
-    "Gemma3CausalLM",
-    "Gemma3CausalLMPreprocessor",
-    "Gemma3TextEmbedder",
-    "Gemma3TextEmbedderPreprocessor",
-    "Gemma3Tokenizer",
-    "Gemma4Backbone",
-    "Gemma4CausalLM",
-    "Gemma4CausalLMPreprocessor",
-    "Gemma4Tokenizer",
-    "GemmaBackbone",
-    "GemmaCausalLM",
-    "GemmaCausalLMPreprocessor",
-    "GemmaConfig",
-    "GemmaTextEmbedder",
-    "GemmaTextEmbedderPreprocessor",
-    "GemmaTokenizer",
-]
