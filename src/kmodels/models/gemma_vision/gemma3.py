@@ -328,13 +328,7 @@ class Gemma3ImageConverter(ImageTextConverter):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        return {
-            **super().to_dict(),
-            "do_pan_and_scan": self.do_pan_and_scan,
-            "pan_and_scan_min_crop_size": self.pan_and_scan_min_crop_size,
-            "pan_and_scan_max_num_crops": self.pan_and_scan_max_num_crops,
-            "pan_and_scan_min_ratio_to_activate": self.pan_and_scan_min_ratio_to_activate,
-        }
+        return {**super().to_dict(), **{name: getattr(self, name) for name in CROPS}}
 
     @classmethod
     def of_hub(cls, converter: keras.layers.Layer) -> Self:

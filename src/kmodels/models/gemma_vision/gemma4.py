@@ -330,19 +330,12 @@ class Gemma4ImageConverter(ImageTextConverter):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        return {
-            "patch_size": self.patch_size,
-            "max_soft_tokens": self.max_soft_tokens,
-            "pooling_kernel_size": self.pooling_kernel_size,
-            "merge_patches": self.merge_patches,
-            "interpolation": self.interpolation,
-        }
+        return {name: getattr(self, name) for name in (*SIZES, "merge_patches", "interpolation")}
 
     @classmethod
     def of_hub(cls, converter: keras.layers.Layer) -> Self:
         """Returns the converter with the settings of one of keras-hub."""
-        arguments = {name: getattr(converter, name) for name in SIZES}
-        return cls(**arguments)
+        return cls(**{name: getattr(converter, name) for name in SIZES})
 
     @classmethod
     def read_files(cls, path: Path) -> dict[str, Any]:
