@@ -65,16 +65,12 @@ class Later:
         self.name = name
         self.module = module
 
-    def imported(self) -> Any:
-        """Returns the class, after the import of its module."""
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Returns the object of a config, after the import of its module."""
         from keras.saving import get_custom_objects
 
         importlib.import_module(self.module)
-        return get_custom_objects()[self.name]
-
-    def from_config(self, config: dict[str, Any]) -> Any:
-        """Returns the object of a config."""
-        return self.imported().from_config(config)
+        return get_custom_objects()[self.name].from_config(config)
 
 
 def modules() -> dict[str, str]:

@@ -106,6 +106,13 @@ def families() -> list[Family]:
     return [family(name) for name in FAMILIES]
 
 
+def class_named(name: str) -> Any:
+    """Returns the public class of models or preprocessors of a name in a file, or None."""
+    models = importlib.import_module(".models", __package__)
+    known = name in models.__all__ and not name.endswith("Config")
+    return getattr(models, name) if known else None
+
+
 class Named:
     """The registered names of a class, read on the class itself: `ViTBackbone.presets`.
 

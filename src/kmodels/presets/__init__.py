@@ -3,7 +3,6 @@
 from kmodels.presets.find import (
     causal_lm_of,
     class_below,
-    class_named,
     class_of,
     family_of,
     list_presets,
@@ -11,6 +10,7 @@ from kmodels.presets.find import (
 )
 from kmodels.presets.load import load, preprocessor_settings
 from kmodels.presets.save import check_parts, export_to_transformers, save
+from kmodels.registry import class_named
 
 __all__ = [
     "causal_lm_of",

@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from kmodels import registry
 from kmodels.core.errors import InputError, shown
 from kmodels.core.remote import in_one_line, local_copy
 from kmodels.core.schema import read_json, warn_of_unknown
-from kmodels.registry import Family
+from kmodels.registry import Family, class_named
 from kmodels.weights import native
 from kmodels.weights.files import holds_tensors
 from kmodels.weights.rules import PROBLEM_TYPES, SourceCheckpoint
@@ -112,12 +110,6 @@ def class_below(base: type, preset: str | Path) -> Any:
         names = ", ".join([*dict.fromkeys(cls.__name__ for cls in every)][:4])
         raise InputError(f"{shown(preset)} is for no {base.__name__}; use {names}")
     return found
-
-
-def class_named(name: str) -> Any:
-    """Returns kmodels' registered class of a name in a file, or None."""
-    known = keras.saving.get_registered_object(f"kmodels>{name}")
-    return known.imported() if hasattr(known, "imported") else known
 
 
 def _readers(family: Family, checkpoint: SourceCheckpoint) -> list[Any]:

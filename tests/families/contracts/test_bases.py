@@ -1,5 +1,8 @@
 """`from_preset` of the bases, as of keras-hub's: the class of the preset's family is found."""
 
+import subprocess
+import sys
+
 import pytest
 
 from arrays import assert_equal
@@ -142,3 +145,14 @@ def test_a_base_finds_the_preprocessor_that_was_saved_alone(base, tmp_path):
     for base, folder in (("ImageClassifierPreprocessor", "text"), ("CausalLM", "images")):
         with pytest.raises(InputError, match=r"^[^\n]*$"):
             getattr(models, base).from_preset(tmp_path / folder)
+
+
+def test_a_base_finds_the_class_in_a_process_that_has_loaded_no_model(tmp_path):
+    CLASSES[models.NaFlexViTImageClassifier][0]().save_to_preset(tmp_path / "it")
+    program = (
+        "import sys, kmodels; from kmodels import presets; "
+        "print(presets.class_of(sys.argv[1]).__name__)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "it")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["NaFlexViTImageClassifier"]
