@@ -5,7 +5,9 @@ import functools
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -14,8 +16,9 @@ import numpy as np
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from kmodels.core.errors import InputError, one_line
 from kmodels.text.settings import DEFAULT, token_text
@@ -32,6 +35,8 @@ MODEL_ROLES = ("assistant", "model")
 # The variable of a template that holds what stands around {% generation %} while it is looked for.
 _MARKS = "kmodels_generation_marks"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Characters of an error that are shown; the message of raise_exception may be any text.
+LONGEST_REASON = 1000
 
 
 class Rendered(NamedTuple):
@@ -87,17 +92,19 @@ def choose_template(
     return templates[name]
 
 
-def variables(template: str) -> list[str]:
+@functools.lru_cache(maxsize=64)
+def variables(template: str) -> tuple[str, ...]:
     """Returns the names of the variables that a caller may give a template, sorted.
 
     Args:
         template: in Jinja's language; of one with a mistake, which `render` names, there are none.
     """
     try:
-        names = meta.find_undeclared_variables(_environment().parse(template))
-    except jinja2.TemplateError:
-        return []
-    return sorted(name for name in names - OWN if not name.endswith("_token"))
+        with _limited():
+            names = meta.find_undeclared_variables(_environment().parse(template))
+    except Exception:  # also for one that is nested too deeply
+        return ()
+    return tuple(sorted(name for name in names - OWN if not name.endswith("_token")))
 
 
 def has_generation(template: str) -> bool:
@@ -129,22 +136,20 @@ def render(
     """
     special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
     special = {key: text for key, text in special.items() if text is not None}
-    context = {**special, **{key: _plain(value, key) for key, value in values.items()}}
-    chat = [_message(message) for message in messages]
-    if not chat:
-        raise InputError("the chat is empty; give at least one message")
     tag = secrets.token_hex(16)
-    if continue_final_message:
-        chat[-1] = _with_tag(chat[-1], tag)
     try:
-        compiled = _compiled(template)
-        token = _LEFT.set([STEPS, CHARACTERS])
-        try:
-            text = compiled.render({**context, "messages": chat})
-        finally:
-            _LEFT.reset(token)
+        context = {**special, **{key: _plain(value, key) for key, value in values.items()}}
+        chat = [_message(message) for message in messages]
+        if not chat:
+            raise InputError("the chat is empty; give at least one message")
+        if continue_final_message:
+            chat[-1] = _with_tag(chat[-1], tag)
+        with _limited():
+            text = _compiled(template).render({**context, "messages": chat})
+    except InputError:
+        raise
     except Exception as error:  # a template is a program and may fail in any way
-        reason = one_line(error)
+        reason = one_line(error)[:LONGEST_REASON]
         raise InputError(f"the chat template cannot write this chat: {reason}") from error
     return _before_tag(text, tag) if continue_final_message else text
 
@@ -324,11 +329,13 @@ def _environment() -> "LimitedEnvironment":
     environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.limit_filters()
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": strftime_now}
     return environment
+
+
+def strftime_now(form: str) -> str:
+    """Returns the time in the form of `strftime`."""
+    return datetime.datetime.now().strftime(form)
 
 
 class _Generation(Extension):
@@ -367,51 +374,89 @@ def _refuse(message: str) -> None:
 
 # === Limits of the sandbox: a template comes with a download, and may never end ===
 
-# Loop steps, calls, filters and arithmetic of one rendering.
-STEPS = 1_000_000
-# Largest number of characters of a text, of a list, and of the output.
-CHARACTERS = 100_000_000
-# The largest number that a function may get, such as a width, and bits of a whole number.
-NUMBER = 1_000_000
-_BITS = 100_000
+# Loop steps, calls, filters and arithmetic of one rendering, and its seconds of computing.
+STEPS, SECONDS = 1_000_000, 5
+# Characters of a template, of a text or a list, and of all that one rendering makes.
+SOURCE, CHARACTERS, MADE = 200_000, 20_000_000, 300_000_000
+# The largest width or count that a function may get, and bits of a whole number.
+NUMBER, BITS = 1_000_000, 100_000
 # Characters that an element of a list counts for.
 _ELEMENT = 100
-# Steps and characters that are left to the rendering that runs here.
-_LEFT: ContextVar[list[int]] = ContextVar("left")
-_WIDE = re.compile(r"\d{7,}")
+# Largest input of functions whose time or memory grows faster than their input, and of a format.
+LONGEST = {
+    **dict.fromkeys(("pprint", "striptags", "urlize", "wordwrap", "format", "format_map"), 10_000),
+    **dict.fromkeys(("encode", "decode", "strftime_now"), 1_000),
+    **dict.fromkeys(("sum", "title", "urlencode", "wordcount"), 1_000_000),
+}
+# Functions that make as much as a number says.
+NUMBERED = {"batch", "center", "ljust", "rjust", "round", "slice", "to_bytes", "wordwrap", "zfill"}
+# Characters by which the result of a function may be larger than its input.
+GROWTH: dict[str, Callable[..., int]] = {
+    "expandtabs": lambda text, tabsize=8: text.count("\t") * tabsize,
+    "indent": lambda text, width=4, *_, **__: len(str(text).splitlines()) * _width(width),
+    "join": lambda parts, d="", *_, **__: len(parts) * len(str(d)),
+    "replace": lambda text, old, new, *_, **__: str(text).count(str(old)) * len(str(new)),
+    "tojson": lambda value, *_, indent=0, **__: _size(value) * _width(indent or 0),
+    "translate": lambda text, table: len(text) * _size(table),
+}
+# The budget of the rendering that runs here.
+_LEFT: ContextVar["_Budget"] = ContextVar("left")
+_FIELD = re.compile(r"%(?:\([^)]*\))?[-+ #\d.]*|\{[^{}]*\}")
 # A width that is itself an argument.
-_WIDTH_ARGUMENT = re.compile(r"\*|\{[^{}]*\{")
+_WIDTH_ARGUMENT = re.compile(r"%(?:\([^)]*\))?[-+ #\d.]*\*|\{[^{}]*\{")
 
 
 class TooMuchError(Exception):
     """A template takes more steps or writes more characters than any chat needs."""
 
+    def __init__(self, problem: str):
+        super().__init__(f"it {problem}; give another chat_template=")
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self.steps, self.characters = STEPS, MADE
+        self.end = time.thread_time() + SECONDS
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    token = _LEFT.set(_Budget())
+    try:
+        yield
+    finally:
+        _LEFT.reset(token)
+
+
+class _Namespace(Namespace):
+    # Jinja's shows what it holds, however often that refers to itself.
+    __repr__ = object.__repr__
+
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox that counts steps and characters; `_limited_render` starts the count."""
+    """Jinja's sandbox that counts steps and characters inside `_limited`."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self, **options: Any):
-        super().__init__(**options, finalize=_written)
+        super().__init__(**options, optimized=False, finalize=_written)
         del self.globals["lipsum"]  # writes as many paragraphs as it is asked for
-        self.filters["kmodels_steps"] = _each
-        self.filters["kmodels_size"] = _sized
-
-    def limit_filters(self) -> None:
-        """Adds the limits to all filters and tests; call it when all are defined."""
+        self.globals["namespace"] = _Namespace
+        self.filters["tojson"] = _to_json
         for table in (self.filters, self.tests):
             for name, function in table.items():
-                if function not in (_each, _sized):
-                    table[name] = _counted(function)
+                table[name] = _counted(name, function)
+        self.filters |= {"kmodels_steps": _each, "kmodels_size": _sized, "kmodels_join": _joined}
+        self.text = 0
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        _check_size(len(source), SOURCE, "has")
         tree = super()._parse(source, name, filename)
+        self.text = _text_of(tree)
         for loop in list(tree.find_all(nodes.For)):
-            text = sum(len(part.data) for part in loop.find_all(nodes.TemplateData))
-            size = nodes.Const(text, lineno=loop.lineno)
+            size = nodes.Const(_text_of(loop), lineno=loop.lineno)
             loop.iter = _filter_node("kmodels_steps", loop.iter, [size])
-        _wrap_concatenations(tree)
+        _wrap_expressions(tree)
         tree.set_environment(self)
         return tree
 
@@ -428,117 +473,113 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function with arguments of an allowed size."""
-        owner = getattr(obj, "__self__", None)
         # The sandbox's own function for str.format has no owner.
-        wrapped = getattr(getattr(obj, "__wrapped__", None), "__self__", owner)
-        is_format = getattr(obj, "__name__", "") in ("format", "format_map")
-        if isinstance(wrapped, str) and is_format:
-            _check_format(wrapped, (args, kwargs))
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
+        name = getattr(obj, "__name__", "")
+        if isinstance(obj, LoopContext):  # of a recursive loop
+            args = tuple(_each(one, self.text) for one in args)
+        if isinstance(owner, str) and name == "join":
+            args = tuple(list(one) if isinstance(one, Iterator) else one for one in args)
+            _check_call(name, *args, owner)
+        elif owner is not None:
+            _check_call(name, owner, *args, **kwargs)
         else:
-            _check_arguments(args, kwargs)
-        if isinstance(owner, str | bytes):
-            _sized(owner)
-            if args and getattr(obj, "__name__", "") == "replace":
-                _check_replace(owner, *args)
-            if getattr(obj, "__name__", "") == "join":
-                _check_join(owner, *args)
-            if getattr(obj, "__name__", "") == "expandtabs":
-                size = args[0] if args else kwargs.get("tabsize", 8)
-                _check_size(len(owner) * size)
+            _check_call(name, args)
         return _sized(super().call(context, obj, *args, **kwargs))
 
 
 def _spend(steps: int, characters: int = 0) -> None:
-    left = _LEFT.get(None)
-    if left is None:  # a constant that is folded while the template is compiled
-        return
-    left[0] -= steps
-    left[1] -= characters
-    if left[0] < 0:
-        raise TooMuchError(f"it takes more than {STEPS:,} steps; give another chat_template=")
-    if left[1] < 0:
-        _check_size(CHARACTERS + 1)
+    left = _LEFT.get()
+    left.steps -= steps
+    left.characters -= characters
+    if left.steps < 0:
+        raise TooMuchError(f"takes more than {STEPS:,} steps")
+    if left.characters < 0:
+        _check_size(MADE + 1, MADE)
+    if time.thread_time() > left.end:
+        raise TooMuchError(f"takes more than {SECONDS} seconds")
 
 
-def _check_size(size: int) -> None:
-    if size > CHARACTERS:
-        raise TooMuchError(
-            f"it makes more than {CHARACTERS:,} characters; give another chat_template="
-        )
+def _check_size(size: int, most: int = CHARACTERS, what: str = "makes") -> None:
+    if size > most:
+        raise TooMuchError(f"{what} more than {most:,} characters")
 
 
 def _check_bits(bits: int) -> None:
-    if bits > _BITS:
-        raise TooMuchError(f"it computes a number of more than {_BITS:,} bits")
+    if bits > BITS:
+        raise TooMuchError(f"computes a number of more than {BITS:,} bits")
 
 
 def _each(values: Iterable[Any], text: int = 0) -> Iterator[Any]:
     """Counts the steps of a loop, each with the text that stands in it."""
-    iterator = iter(values)
-
-    def steps() -> Iterator[Any]:
-        for value in iterator:
-            _spend(1, text)
-            yield value
-
-    return steps()
+    for value in values:
+        _spend(1, text)
+        yield value
 
 
-def _weigh(value: Any, left: int) -> int:
-    """Returns a number of characters minus the size of a value; negative if that is larger."""
-    if isinstance(value, str | bytes):
-        return left - len(value)
+def _size(value: Any, most: int = CHARACTERS) -> int:
+    """Returns the number of characters of a value with all that it holds, or more than `most`."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int):
+        return value.bit_length() // 3
     if isinstance(value, Mapping):
         value = [*value, *value.values()]
-    if isinstance(value, list | tuple | set):
-        if len(value) * _ELEMENT > left:
-            return -1
-        for part in value:
-            left = _weigh(part, left - _ELEMENT)
-            if left < 0:
-                break
-    return left
+    if not isinstance(value, Collection) or isinstance(value, range):
+        return 0
+    size = len(value) * _ELEMENT
+    for part in value:
+        if size > most:
+            break
+        size += _size(part, most - size)
+    return size
 
 
 def _sized(value: Any) -> Any:
+    """Returns a new value, unless it is too large."""
+    if isinstance(value, bytes):
+        raise TooMuchError("makes bytes, which no chat has")
     if isinstance(value, int):
         _check_bits(value.bit_length())
-    _check_size(CHARACTERS - _weigh(value, CHARACTERS))
+    _check_size(_size(value))
+    if isinstance(value, str | list | tuple | dict):
+        _spend(0, len(value) * (1 if isinstance(value, str) else _ELEMENT))
     return value
 
 
-def _written(value: Any) -> Any:
+@jinja2.pass_context
+def _written(context: Context, value: Any) -> Any:
     """Counts the characters that an expression writes."""
-    left = _LEFT.get(None)
-    if left is not None:
-        _spend(1, left[1] - _weigh(value, left[1]))
+    _spend(1, _size(value))
     return value
 
 
-def _check_arguments(args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-    values = [*args, *kwargs.values()]
-    sizes = (len(value) for value in values if isinstance(value, list | tuple | dict | range))
-    _spend(1 + sum(sizes))
-    for value in values:
-        if isinstance(value, int) and abs(value) > NUMBER:
-            raise TooMuchError(f"it gives a function a number over {NUMBER:,}")
+@jinja2.pass_eval_context
+def _joined(context: nodes.EvalContext, parts: list[Any]) -> str:
+    """Returns `a ~ b ~ c`."""
+    return _sized((markup_join if context.autoescape else str_join)(_sized(parts)))
+
+
+def _check_call(name: str, value: Any, /, *args: Any, **kwargs: Any) -> None:
+    """Checks what a filter, a test or a method gets with its value, or a function as its value."""
+    _spend(1)
+    numbers = (one for one in (*args, *kwargs.values()) if isinstance(one, int))
+    if name in NUMBERED and any(abs(one) > NUMBER for one in numbers):
+        raise TooMuchError(f"gives {name} a number over {NUMBER:,}")
+    if name in LONGEST:
+        _check_size(_size(value), LONGEST[name], f"gives {name}")
+    if name in ("format", "format_map"):
+        _check_format(str(value), (args, kwargs))
+    if name in GROWTH:
+        _check_size(_size(value) + GROWTH[name](value, *args, **kwargs))
 
 
 def _check_format(text: str, args: Any) -> None:
-    _spend(1)
-    if _WIDE.search(text) or (_WIDTH_ARGUMENT.search(text) and _has_wide(args)):
-        raise TooMuchError(f"it formats with a width over {NUMBER:,}")
-    _check_size((text.count("%") + text.count("{") + 1) * (CHARACTERS - _weigh(args, CHARACTERS)))
-
-
-def _has_wide(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return any(map(_has_wide, value))
-    return (isinstance(value, int) and abs(value) > NUMBER) or (
-        isinstance(value, str) and _WIDE.search(value) is not None
-    )
+    _check_size(len(text), LONGEST["format"], "gives format")
+    if _WIDTH_ARGUMENT.search(text.replace("{{", "")):
+        raise TooMuchError("formats with a width that is an argument")
+    widths = map(int, re.findall(r"\d+", " ".join(_FIELD.findall(text))))
+    _check_size((text.count("%") + text.count("{") + 1) * _size(args) + sum(widths))
 
 
 def _check_product(left: Any, right: Any) -> None:
@@ -546,66 +587,51 @@ def _check_product(left: Any, right: Any) -> None:
         _check_bits(left.bit_length() + right.bit_length())
         return
     many, count = (right, left) if isinstance(left, int) else (left, right)
-    if isinstance(many, str | bytes | list | tuple) and isinstance(count, int):
-        _check_size(max(CHARACTERS - _weigh(many, CHARACTERS), len(many)) * count)
+    if isinstance(many, str | list | tuple) and isinstance(count, int):
+        _check_size(_size(many) * count)
 
 
-def _check_replace(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
-    if isinstance(old, type(text)) and isinstance(new, type(text)):
-        _check_size(len(text) + text.count(old) * len(new))
+def _width(width: Any) -> int:
+    return width if isinstance(width, int) else len(width)
 
 
-def _check_join(text: Any, parts: Any = (), *_: Any) -> None:
-    if isinstance(parts, list | tuple | range):
-        _check_size(len(text) * len(parts) + CHARACTERS - _weigh(parts, CHARACTERS))
-
-
-def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a filter or test that checks its arguments before and its result after."""
     # A context or environment comes first in some.
     first = int(hasattr(function, "jinja_pass_arg"))
-    name = function.__name__
 
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
         value, others = args[first], args[first + 1 :]
-        if name == "do_format":
-            _check_format(str(value), (others, kwargs))
-        else:
-            _check_arguments(others, kwargs)
-        if isinstance(value, list | tuple | dict | range):
-            _spend(len(value))
-        _sized(value)
-        if name == "do_replace":
-            _check_replace(str(value), *others)
-        if name == "do_join":
-            _check_join(str(others[0] if others else kwargs.get("d", "")), value)
-        if name == "do_indent":
-            width = others[0] if others else kwargs.get("width", 4)
-            size = width if isinstance(width, int) else len(width)
-            _check_size(str(value).count("\n") * size)
-        if name == "do_batch" and others:
-            _spend(others[0])
-        result = _sized(function(*args, **kwargs))
-        _spend(0, len(result) if isinstance(result, str) else 0)
-        return result
+        if isinstance(value, Iterator) and (name in LONGEST or name in GROWTH):
+            value = list(value)
+        _check_call(name, value, *others, **kwargs)
+        return _sized(function(*args[:first], value, *others, **kwargs))
 
     return counted
 
 
-def _filter_node(name: str, value: Any, args: list[nodes.Expr]) -> nodes.Filter:
-    return nodes.Filter(value, name, args, [], None, None, lineno=value.lineno)
+def _filter_node(name: str, value: Any, args: Sequence[nodes.Expr] = ()) -> nodes.Filter:
+    return nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno)
 
 
-def _wrap_concatenations(node: nodes.Node) -> None:
-    """Adds a check of the size of each `a ~ b`."""
+def _text_of(node: nodes.Node) -> int:
+    return sum(len(part.data) for part in node.find_all(nodes.TemplateData))
+
+
+def _wrap_expressions(node: nodes.Node) -> None:
+    """Adds a check of the size of each text, list and object that no function makes."""
+
+    def wrapped(part: Any) -> Any:
+        if isinstance(part, nodes.Concat):
+            return _filter_node("kmodels_join", nodes.List(part.nodes, lineno=part.lineno))
+        is_slice = isinstance(part, nodes.Getitem) and isinstance(part.arg, nodes.Slice)
+        is_tuple = isinstance(part, nodes.Tuple) and part.ctx == "load"
+        if is_slice or is_tuple or isinstance(part, nodes.List | nodes.Dict):
+            return _filter_node("kmodels_size", part)
+        return part
+
     for child in list(node.iter_child_nodes()):
-        _wrap_concatenations(child)
+        _wrap_expressions(child)
     for field, value in list(node.iter_fields()):
-        if isinstance(value, nodes.Concat):
-            setattr(node, field, _filter_node("kmodels_size", value, []))
-        elif isinstance(value, list):
-            value[:] = [
-                _filter_node("kmodels_size", part, []) if isinstance(part, nodes.Concat) else part
-                for part in value
-            ]
+        setattr(node, field, list(map(wrapped, value)) if isinstance(value, list) else wrapped(value))
