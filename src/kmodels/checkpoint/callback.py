@@ -21,7 +21,7 @@ from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
 from kmodels.core import keras_internals, processes, remote
 from kmodels.core.arguments import Checked
-from kmodels.core.errors import InputError, check_whole, one_line, shown
+from kmodels.core.errors import InputError, check_choice, check_whole, one_line, shown
 from kmodels.core.files import is_remote, local_path, unlock
 from kmodels.core.metric_names import best_of
 from kmodels.core.processes import all_or_raise
@@ -112,8 +112,7 @@ class Checkpoint(Checked, FitCallback):
         super().__init__()
         to_local = remote.local_directory if is_remote(directory) else local_path
         self.directory = to_local(directory)
-        if mode not in ("auto", "min", "max"):
-            raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
+        check_choice("mode", mode, ("auto", "min", "max"))
         known = best_of(best or "loss") if mode == "auto" else mode
         if known is None:
             raise InputError(

@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,23 @@ def check_number(
         bounds = {"at least": least, "above": above, "below": below, "at most": most}
         words = " and ".join(f"{word} {x:g}" for word, x in bounds.items() if x is not None)
     raise InputError(f"{name} is {value!r}; give {more}a number {words}".rstrip())
+
+
+def check_choice(
+    name: str, value: object, known: Collection[Any], reasons: Mapping[str, str] | None = None
+) -> None:
+    """Raises `InputError` for a value that is not among the known ones.
+
+    Args:
+        name: name of the setting, for the message.
+        value: the user's value.
+        known: the allowed values.
+        reasons: why some other values are not allowed, for the message.
+    """
+    if value not in known:
+        reason = (reasons or {}).get(str(value))
+        words = f": {reason}" if reason else ""
+        raise InputError(f"{name} is {value!r}{words}; choose one of {', '.join(known)}")
 
 
 def same_shape(shape: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from kmodels import transforms
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError, check_number
+from kmodels.core.errors import InputError, check_choice, check_number
 from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
@@ -183,8 +183,7 @@ def rollout(
         Abnar and Zuidema 2020, arXiv:2005.00928, section 3; fusions and discarding are those of
         Gildenblat's vit-explain.
     """
-    if head_fusion not in FUSIONS:
-        raise InputError(f"head_fusion is {head_fusion!r}; choose one of {', '.join(FUSIONS)}")
+    check_choice("head_fusion", head_fusion, FUSIONS)
     check_number("discard_ratio", discard_ratio, least=0, below=1)
     shapes = [np.shape(weights) for weights in maps]
     ends = [(len(x), *x[:1], *x[2:]) for x in shapes]

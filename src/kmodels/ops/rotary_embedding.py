@@ -6,7 +6,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core.dispatch import op
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_choice
 from kmodels.core.types import Tensor
 from kmodels.ops._wide import wide
 
@@ -159,8 +159,7 @@ def check_rotary_embedding_2d(x: Tensor, coordinates: Tensor, pairs: str) -> Non
         raise InputError(
             f"rotary_embedding_2d got coordinates of shape {shape}; give (T, 2) or (B, T, 2)"
         )
-    if pairs not in PAIRS:
-        raise InputError(f"pairs is {pairs!r}; choose one of {', '.join(PAIRS)}")
+    check_choice("pairs", pairs, PAIRS)
 
 
 def pair_shape(width: int, pairs: str) -> tuple[tuple[int, ...], int]:

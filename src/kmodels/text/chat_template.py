@@ -634,4 +634,5 @@ def _wrap_expressions(node: nodes.Node) -> None:
     for child in list(node.iter_child_nodes()):
         _wrap_expressions(child)
     for field, value in list(node.iter_fields()):
-        setattr(node, field, list(map(wrapped, value)) if isinstance(value, list) else wrapped(value))
+        is_list = isinstance(value, list)
+        setattr(node, field, [wrapped(one) for one in value] if is_list else wrapped(value))

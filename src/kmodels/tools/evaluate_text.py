@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels import presets
-from kmodels.core.errors import InputError, pluralize
+from kmodels.core.errors import InputError, check_choice, pluralize
 from kmodels.core.remote import local_copy
 from kmodels.runs import run_folder
 from kmodels.runs.report import metric
@@ -135,8 +135,8 @@ class TextTask:
         max_new_tokens: int = 256,
         stop: Sequence[str] = (),
     ):
-        if written_as not in (None, *WAYS):
-            raise InputError(f"--as is {written_as!r}; choose one of {', '.join(WAYS)}")
+        if written_as is not None:
+            check_choice("--as", written_as, WAYS)
         self.task, self.rows, self.skipped = read_tasks(path, skip_bad)
         if written_as is not None and all(isinstance(row.get("prompt"), list) for row in self.rows):
             raise InputError(f"--as has no effect on the messages of {path}; leave it out")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import check_choice
 from kmodels.core.types import Tensor
 
 NORMALIZATIONS = ("tokens", "positions", "examples")
@@ -84,9 +84,7 @@ def weighed(weight: BatchWeight | None) -> Iterator[None]:
 
 def check_normalization(name: str) -> None:
     """Raises `InputError` for an unknown normalization."""
-    if name not in NORMALIZATIONS:
-        choices = ", ".join(NORMALIZATIONS)
-        raise InputError(f"loss_normalization is {name!r}; choose one of {choices}")
+    check_choice("loss_normalization", name, NORMALIZATIONS)
 
 
 def normalized(name: str, weights: Tensor) -> tuple[Any, Any]:

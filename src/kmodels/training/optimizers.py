@@ -17,7 +17,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.arguments import Checked
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError, check_number, check_whole
+from kmodels.core.errors import InputError, check_choice, check_number, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
 from kmodels.training.normalization import UNIT, batch_weight, nonzero
 
@@ -822,8 +822,7 @@ class WarmupSchedule(Checked, keras.optimizers.schedules.LearningRateSchedule):
         steps_per_epoch: int | None = None,
     ):
         super().__init__()
-        if kind not in SCHEDULES:
-            raise InputError(f"schedule is {kind!r}; choose one of {', '.join(SCHEDULES)}")
+        check_choice("schedule", kind, SCHEDULES)
         check_number("learning rate", peak, above=0)
         if warmup_steps < 0 or total_steps < 1:
             raise InputError(

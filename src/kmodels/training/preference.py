@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from kmodels.core.arguments import Checked
-from kmodels.core.errors import InputError, check_number, check_whole, pluralize, same_shape
+from kmodels.core.errors import (
+    InputError,
+    check_choice,
+    check_number,
+    check_whole,
+    pluralize,
+    same_shape,
+)
 from kmodels.core.types import Tensor
 
 # exp(80) is about 5e34: finite in float32 and bfloat16, also times an advantage or beta.
@@ -670,17 +677,6 @@ def _float32(x: Any) -> Any:
 
 def _count(tokens: Any) -> Any:
     return ops.maximum(_float32(tokens), 1.0)
-
-
-def check_choice(
-    name: str, value: Any, known: Any, others: Mapping[str, str] | None = None
-) -> None:
-    """Raises InputError for another value; `others` gives the reason for some of them."""
-    if value in known:
-        return
-    if others and value in others:
-        raise InputError(f"{name} is {value!r}: {others[value]}; the kinds are {', '.join(known)}")
-    raise InputError(f"{name} is {value!r}; give one of {', '.join(known)}")
 
 
 def _check_shapes(name: str, values: Mapping[str, Any], axes: int = 1) -> None:

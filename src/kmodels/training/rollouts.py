@@ -13,13 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from kmodels.core import processes
-from kmodels.core.errors import InputError, check_number, check_whole
+from kmodels.core.errors import InputError, check_choice, check_number, check_whole
 from kmodels.core.files import atomic_write, local_path
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
 from kmodels.distribution import current
 from kmodels.generation.request import chat_prompts
-from kmodels.training.preference import SCALES, check_choice, group_advantages
+from kmodels.training.preference import SCALES, group_advantages
 
 # Of each answer in a file of a rollout, and of the batches.
 ARRAYS = {

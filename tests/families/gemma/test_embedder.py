@@ -110,6 +110,13 @@ def test_shorter_vectors_and_prompts(gemma):
     other = gemma.read(truncate_dim=8, default_prompt_name="query")
     near(other.encode(texts, prompt=""), unit(plain), "logits_across")
     near(other.encode(texts[1], truncate_dim=24), named, "logits_across")
+    # As in sentence-transformers, the default prompt is for `encode` alone.
+    other = gemma.read(prompts={"other": "title: "}, default_prompt_name="other")
+    bare, named = other.encode(texts[1], prompt=""), other.encode(texts[1])
+    for encode in (other.encode_query, other.encode_document):
+        np.testing.assert_array_equal(encode(texts[1]), bare)
+        np.testing.assert_array_equal(encode(texts[1], prompt_name="other"), named)
+    assert np.abs(named - bare).max() > 0.01
 
 
 def test_the_order_and_the_size_of_batches_change_nothing(gemma, capsys):
@@ -155,7 +162,7 @@ def test_what_is_refused(gemma, tmp_path):
             {"pooling": "max"},
         ),
         ("units of dense layer 0", make, ["gemma3_debug"], {"dense": [{"units": 0}]}),
-        ("layer 0 has the activation 'gelu'", make, ["gemma3_debug"], {"dense": [gelu]}),
+        ("activation of dense layer 0 is 'gelu'", make, ["gemma3_debug"], {"dense": [gelu]}),
         ("layer 0 has bias; give", make, ["gemma3_debug"], {"dense": [{"units": 4, "bias": 1}]}),
         ("similarity_fn_name is 'x'", make, ["gemma3_debug"], {"similarity_fn_name": "x"}),
         ("Gemma3Backbone ends at the hid", Gemma3Backbone, [], {"is_embedding_model": True}),

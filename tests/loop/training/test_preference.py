@@ -237,7 +237,7 @@ def test_advantages_are_those_of_trl(case):
 
 ONE, TWO = np.zeros(2, "float32"), np.zeros((2, 2), "float32")
 REFUSED = [
-    (lambda: PreferenceLoss("dpo"), "kind is 'dpo'; give one of sigmoid, hinge"),
+    (lambda: PreferenceLoss("dpo"), "kind is 'dpo'; choose one of sigmoid, hinge"),
     (lambda: PreferenceLoss("aot"), "kind is 'aot': it sorts the batch"),
     (lambda: PreferenceLoss("aot_unpaired"), "a pair's loss depends on which pairs share its"),
     (lambda: PreferenceLoss("sigmoid_norm"), "give 'sigmoid' and length_normalized=True"),
@@ -255,7 +255,7 @@ REFUSED = [
     (lambda: PreferenceLoss("exo_pair", label_smoothing=0.0), "of exo_pair is 0.0.*above 0"),
     (lambda: PreferenceLoss("orpo", reference_free=True), "'orpo', which has no reference"),
     (lambda: PreferenceLoss("discopop", discopop_tau=-1), "discopop_tau is -1; give"),
-    (lambda: PreferenceLoss(f_divergence_type="kl"), "f_divergence_type is 'kl'; give one of"),
+    (lambda: PreferenceLoss(f_divergence_type="kl"), "f_divergence_type is 'kl'; choose one of"),
     (lambda: PreferenceLoss(f_alpha_divergence_coef=0.3), "give 'alpha_divergence', or leave it"),
     (
         lambda: PreferenceLoss("simpo", margin=float("nan")),
@@ -269,16 +269,16 @@ REFUSED = [
     (lambda: PreferenceLoss("cpo")(ONE, ONE, ONE, ONE), "got reference_chosen and reference_rej"),
     (lambda: PreferenceLoss("simpo")(ONE, ONE), "got no chosen_tokens and no rejected_tokens"),
     (lambda: PreferenceLoss("ipo")(ONE, ONE, ONE, ONE, chosen_tokens=ONE), "no rejected_tokens"),
-    (lambda: KTOLoss(kind="bco"), "kind is 'bco'; give one of kto, apo_zero_unpaired"),
+    (lambda: KTOLoss(kind="bco"), "kind is 'bco'; choose one of kto, apo_zero_unpaired"),
     (lambda: KTOLoss(desirable_weight=-1), "desirable_weight is -1; give a number at least 0"),
     (lambda: KTOLoss()(ONE, ONE, ONE), "KTOLoss of kind 'kto' got no kl; give kl"),
     (lambda: KTOLoss(kind="apo_zero_unpaired")(ONE, ONE, ONE, ONE), "got kl, not used by it"),
-    (lambda: GRPOLoss("ppo"), "normalization is 'ppo'; give one of grpo, bnpo, dr_grpo, dapo"),
+    (lambda: GRPOLoss("ppo"), "normalization is 'ppo'; choose one of grpo, bnpo, dr_grpo, dapo"),
     (lambda: GRPOLoss(epsilon=1.5), "epsilon is 1.5; give a number at least 0 and below 1"),
     (lambda: GRPOLoss(delta=1.1), "delta is 1.1; give a number above 1.2"),
     (lambda: GRPOLoss("dr_grpo"), "max_completion_length is None; give a whole number"),
     (lambda: GRPOLoss(max_completion_length=9), "normalization is 'grpo', which does not use it"),
-    (lambda: GRPOLoss(importance_sampling_level="row"), "give one of token, sequence"),
+    (lambda: GRPOLoss(importance_sampling_level="row"), "choose one of token, sequence"),
     (lambda: GRPOLoss(beta=0.1)(ONE, ONE, ONE, ONE), "with beta=0.1 got no reference; give"),
     (lambda: GRPOLoss()(ONE, ONE, ONE, ONE, ONE), "with beta=0.0 got reference, not used by it"),
     (lambda: GRPOLoss()(ONE, ONE, ONE, ONE, tokens=3), "got tokens and normalization is 'grpo'"),
@@ -295,7 +295,10 @@ REFUSED = [
     (lambda: GRPOLoss()(TWO, None, TWO[:1], TWO), r"got advantages of shape \(1, 2\)"),
     (lambda: GRPOLoss(beta=1.0)(TWO, None, ONE, TWO, TWO[:1]), r"got reference of shape \(1, 2\)"),
     (lambda: group_advantages(ONE), r"the shape \(2,\); give \(groups, answers per prompt\)"),
-    (lambda: group_advantages(ONE[None], "std"), "scale is 'std'; give one of group, batch, none"),
+    (
+        lambda: group_advantages(ONE[None], "std"),
+        "scale is 'std'; choose one of group, batch, none",
+    ),
 ]
 
 

@@ -166,7 +166,7 @@ def test_a_file_of_another_run_is_refused(tmp_path):
         ({"records": [{"prompt": "one", "prompts": 1}]}, "a record has 'prompts', an argument of"),
         ({"reward": None}, "reward is None; give a function"),
         ({"log_probs": "x"}, "log_probs is 'x'; give a function"),
-        ({"scale": "std"}, "scale is 'std'; give one of group, batch, none"),
+        ({"scale": "std"}, "scale is 'std'; choose one of group, batch, none"),
         ({"timeout": 0}, "timeout is 0; give a number above 0"),
         ({"seed": 0.5}, "seed is 0.5; give a whole number"),
     ):

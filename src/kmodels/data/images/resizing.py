@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kmodels.core.arguments import check_fields
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_choice
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 MODES = ("stretch", "cover", "fit", "crop", "none")
@@ -76,10 +76,7 @@ class Resizing:
                     f"resize_size is {self.resize_size}; give the shorter side or (height, width), "
                     "at least 1, without crop_to_aspect_ratio"
                 )
-        if self.resize_mode not in MODES:
-            raise InputError(
-                f"resize_mode is {self.resize_mode!r}; choose one of {', '.join(MODES)}"
-            )
+        check_choice("resize_mode", self.resize_mode, MODES)
         keeps = self.resize_mode in ("cover", "fit")
         fits = isinstance(self.resize_size, tuple) if keeps else self.resize_size is None
         if self.resize_mode != "stretch" and (self.crop_to_aspect_ratio or not fits):
@@ -87,11 +84,7 @@ class Resizing:
                 f"resize_mode is {self.resize_mode!r} with resize_size={self.resize_size}; give "
                 f"{'(height, width)' if keeps else 'None'}, without crop_to_aspect_ratio"
             )
-        if self.interpolation not in INTERPOLATIONS:
-            raise InputError(
-                f"interpolation is {self.interpolation!r}; choose one of "
-                f"{', '.join(INTERPOLATIONS)}"
-            )
+        check_choice("interpolation", self.interpolation, INTERPOLATIONS)
         if not self.antialias and self.interpolation == "lanczos":
             raise InputError(
                 "there is no interpolation='lanczos' with antialias=False; give antialias=True, or "

@@ -12,6 +12,7 @@ from kmodels.core import processes
 from kmodels.core.dispatch import backend as running_backend
 from kmodels.core.errors import (
     InputError,
+    check_choice,
     check_names,
     check_number,
     check_whole,
@@ -201,8 +202,7 @@ def _check(
     check_whole("max_failures", max_failures, -1)
     if keep is not None:
         check_whole("keep", keep)
-    if mode not in ("min", "max"):
-        raise InputError(f"mode is {mode!r}; choose one of min, max")
+    check_choice("mode", mode, ("min", "max"))
     if resources.get("TPU"):
         raise InputError(
             "resources has TPU, whose slices Ray places by a topology that run does not know; "

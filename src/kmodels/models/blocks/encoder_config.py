@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_choice, check_whole
 from kmodels.models.blocks.config import FrozenConfig, check_rates
 
 # keras-hub's names of the forms of GELU, and the `approximate` of `ops.gelu`.
@@ -74,8 +74,7 @@ def check_heads(num_heads: int, hidden_dim: int) -> None:
 
 def check_gelu(name: str) -> None:
     """Raises `InputError` for a name that is not in `GELUS`."""
-    if name not in GELUS:
-        raise InputError(f"intermediate_activation is {name!r}; choose one of {', '.join(GELUS)}")
+    check_choice("intermediate_activation", name, GELUS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from kmodels.core.errors import InputError, check_names
+from kmodels.core.errors import InputError, check_choice, check_names
 from kmodels.core.types import Data
 from kmodels.generation.task import Generates
 from kmodels.models.blocks.preprocessing import on_host
@@ -86,8 +86,7 @@ class CausalLMPreprocessor(TextPreprocessor):
         loss_on: str = "all",
         **kwargs: Any,
     ):
-        if loss_on not in LOSS_ON:
-            raise InputError(f"loss_on is {loss_on!r}; choose one of {', '.join(LOSS_ON)}")
+        check_choice("loss_on", loss_on, LOSS_ON)
         super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
         self.loss_on = loss_on
         self.template = template

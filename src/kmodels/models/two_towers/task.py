@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels import presets
-from kmodels.core.errors import InputError, check_whole, one_line
+from kmodels.core.errors import InputError, check_choice, check_whole, one_line
 from kmodels.core.schema import read_json
 from kmodels.core.traced import TracedState
 from kmodels.core.types import Data, DTypeLike
@@ -109,8 +109,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         enlarge: bool = True,
         **kwargs: Any,
     ):
-        if kind not in TOKENIZERS:
-            raise InputError(f"kind is {kind!r}; choose one of {', '.join(TOKENIZERS)}")
+        check_choice("kind", kind, TOKENIZERS)
         # `Layer.__init__` has not run yet, and `super().__init__` reads the class.
         object.__setattr__(self, "tokenizer_class", TOKENIZERS[kind])
         starts = kind == "clip" if add_start_token is None else add_start_token

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError, check_whole, pluralize
+from kmodels.core.errors import InputError, check_choice, check_whole, pluralize
 from kmodels.core.types import ActivationLike, Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.decoding import is_picture
 from kmodels.layers import Dense, Dropout, LayerNorm
@@ -51,10 +51,8 @@ class Head:
         problem_type: str | None,
     ):
         check_whole("num_classes", num_classes, 0)
-        if problem_type is not None and problem_type not in PROBLEM_TYPES:
-            raise InputError(
-                f"problem_type is {problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}"
-            )
+        if problem_type is not None:
+            check_choice("problem_type", problem_type, PROBLEM_TYPES)
         config = backbone.config
         self.policy = policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         # Attention over all tokens is the one pooling whose cost is that of a block.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_choice, check_whole
 from kmodels.models.blocks.config import check_rates
 from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConfig, check_heads
 from kmodels.weights.positions import Method
@@ -234,10 +234,7 @@ class ViTConfig(EncoderConfig):
 
 def check_rotary(config: ViTConfig) -> None:
     """Raises `InputError` for invalid settings of the rotary embedding."""
-    if config.rope_type not in ROPE_PAIRS:
-        raise InputError(
-            f"rope_type is {config.rope_type!r}; choose one of {', '.join(ROPE_PAIRS)}"
-        )
+    check_choice("rope_type", config.rope_type, ROPE_PAIRS)
     moves = {"shift": config.pos_embed_shift}
     moves |= {"jitter": config.pos_embed_jitter, "rescale": config.pos_embed_rescale}
     for name, value in moves.items():

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_choice
 from kmodels.core.types import Data
 from kmodels.models.blocks.text_preprocessor import TextPreprocessor, check_same_fields, one_by_one
 from kmodels.text import Tokenizer
@@ -169,8 +169,7 @@ class HubEmbedderPreprocessor(TextEmbedderPreprocessor):
         add_end_token: bool = True,
         **kwargs: Any,
     ):
-        if truncate not in TRUNCATE:
-            raise InputError(f"truncate is {truncate!r}; choose one of {', '.join(TRUNCATE)}")
+        check_choice("truncate", truncate, TRUNCATE)
         super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
         self.truncate = truncate
 

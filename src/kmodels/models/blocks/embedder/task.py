@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_choice, check_whole
 from kmodels.core.types import DTypeLike, Tree
 from kmodels.generation.request import pad_rows
 from kmodels.layers import Dense
@@ -156,10 +156,7 @@ class TextEmbedder(OptionalInputs, Task):
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Raises `InputError` for an unknown measure or prompt, or too many numbers to keep."""
-        if (measure := settings["similarity_fn_name"]) not in SIMILARITIES:
-            raise InputError(
-                f"similarity_fn_name is {measure!r}; choose one of {', '.join(SIMILARITIES)}"
-            )
+        check_choice("similarity_fn_name", settings["similarity_fn_name"], SIMILARITIES)
         if not isinstance(prompts := settings["prompts"], Mapping):
             raise InputError(f"prompts is {prompts!r}; give a dictionary of texts by name")
         _prompt(prompts, settings["default_prompt_name"], None)
@@ -348,8 +345,9 @@ class TextEmbedder(OptionalInputs, Task):
         self, names: Sequence[str], texts: str | Sequence[str], settings: dict[str, Any]
     ) -> np.ndarray:
         if settings.get("prompt") is None and settings.get("prompt_name") is None:
+            # As in sentence-transformers, the default prompt is for `encode` alone.
             name = next((name for name in names if name in self.prompts), None)
-            settings = {**settings, "prompt_name": name}
+            settings = {**settings, **({"prompt_name": name} if name else {"prompt": ""})}
         return self.encode(texts, **settings)
 
     def _vectors(self, rows: list[list[int]], batch_size: int) -> np.ndarray:
@@ -400,9 +398,5 @@ def _checked(number: int, settings: Mapping[str, Any]) -> dict[str, Any]:
             f"dense layer {number} has {', '.join(strange)}; give units, use_bias and activation"
         )
     check_whole(f"units of dense layer {number}", layer.get("units"))
-    if layer["activation"] not in ACTIVATIONS:
-        raise InputError(
-            f"dense layer {number} has the activation {layer['activation']!r}; choose one of "
-            f"{', '.join(ACTIVATIONS)}"
-        )
+    check_choice(f"activation of dense layer {number}", layer["activation"], ACTIVATIONS)
     return layer
