@@ -76,7 +76,7 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
             "compile another sampler"
         )
     penalty = settings.get("repetition_penalty")
-    if not settings.get("do_sample"):
+    if not settings.get("do_sample") or settings.get("temperature") == 0:
         return Sampler(temperature=0.0, repetition_penalty=penalty)
     named = {name: settings[name] for name in HONOURED if settings.get(name) is not None}
     values = {**DEFAULTS, **named}

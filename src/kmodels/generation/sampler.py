@@ -15,6 +15,8 @@ from kmodels.core.types import Tensor, Tree
 
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
 OUT = -1e30
+# Settings that leave tokens out of a draw, and the values at which they leave out none.
+FILTERS = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 # Factors of logits that float32 computes with; beyond them probabilities become NaN.
 FACTORS: dict[str, Any] = {"least": 1e-20, "most": 1e20}
 
@@ -41,7 +43,7 @@ class Sampler(Checked):
             each process if that was not called.
 
     Raises:
-        InputError: for values out of range.
+        InputError: for values out of range, or a greedy choice among tokens that a setting filters.
     """
 
     temperature: float = 1.0
@@ -64,6 +66,12 @@ class Sampler(Checked):
             raise InputError(f"min_p is {self.min_p}; give a share in [0, 1], or None")
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, **FACTORS)
+        filters = [name for name in FILTERS if getattr(self, name) not in (None, FILTERS[name])]
+        if self.temperature == 0 and filters:
+            raise InputError(
+                f"temperature is 0 (greedy), at which {' and '.join(filters)} would have no "
+                "effect; give another temperature, or 0 alone"
+            )
         self._calls = 0
 
     @property
@@ -93,13 +101,13 @@ class Sampler(Checked):
         """Returns the sampler with other settings for one call of `generate`.
 
         Draws continue from this sampler unless a seed is given. A setting that chooses among tokens
-        has a greedy sampler draw.
+        has a greedy sampler draw, and a temperature of 0 replaces all such settings.
 
         Args:
             **changes: arguments of `Sampler`; those that are None stay as they are.
 
         Raises:
-            InputError: for values out of range, or a sampler that has its own way to choose.
+            InputError: as `Sampler`, or for a sampler that has its own way to choose.
         """
         check_names("Sampler", changes, [field.name for field in fields(Sampler)])
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -112,8 +120,9 @@ class Sampler(Checked):
             )
         settings = {field.name: getattr(self, field.name) for field in fields(Sampler)}
         if self.greedy:
-            draws = not changes.keys().isdisjoint(("top_k", "top_p", "min_p"))
-            settings["temperature"] = 1.0 if draws else 0.0
+            settings["temperature"] = 0.0 if changes.keys().isdisjoint(FILTERS) else 1.0
+        if changes.get("temperature") == 0:
+            settings |= dict.fromkeys(FILTERS)
         sampler = Sampler(**settings | changes)
         if "seed" not in changes and self.seed is not None:
             sampler._calls, self._calls = self._calls, self._calls + 1

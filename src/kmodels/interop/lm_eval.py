@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kmodels import presets
 from kmodels.core import runtime
 from kmodels.core.errors import InputError, check_names
+from kmodels.generation.sampler import FILTERS
 from kmodels.interop.packages import need
 from kmodels.text.chat_template import choose_template
 from kmodels.tools.likelihood import LanguageScorer
@@ -110,10 +111,11 @@ class KModelsLM(LM):
         until = settings.get("until") or []
         sampling = {x: settings[x] for x in SAMPLING if settings.get(x) is not None}
         samples = settings.get("do_sample")
-        if samples is False:
-            sampling["temperature"] = 0.0
-        elif samples:
+        if samples:
             sampling.setdefault("temperature", 1.0)
+        if samples is False or not sampling.get("temperature"):
+            # As in transformers, which filters no tokens where it draws none.
+            sampling = {x: sampling[x] for x in sampling.keys() - {"temperature", *FILTERS}}
         return {
             "max_new_tokens": int([*limits, self.max_gen_toks][0]),
             "stop": [text for text in ([until] if isinstance(until, str) else until) if text],

@@ -169,8 +169,7 @@ def open_conversation(
             raise InputError(
                 "--assistant and --prompt-lookup-num-tokens exclude each other; give one of them"
             )
-    changes = {name: value for name, value in (sampling or {}).items() if value is not None}
-    Sampler(**changes)  # checks the values
+    Sampler().changed(**(sampling or {}))  # checks the values
     cls: Any = presets.causal_lm_of(path, whole=True)
     text = cls.preprocessor_class.from_preset(path)
     check_images(text, images, "--image", cls.__name__)
@@ -195,7 +194,7 @@ def open_conversation(
     if adapter is not None:
         say(f"reading the adapter {adapter}")
         model.load_adapter(adapter)
-    model.use_sampler(sampler_of(model.generation_config).changed(**changes))
+    model.use_sampler(sampler_of(model.generation_config).changed(**(sampling or {})))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
     return Conversation(model, system, max_new_tokens, values or {}, stop, drafts, list(images))
 

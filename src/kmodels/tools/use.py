@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from kmodels.core.errors import InputError, check_whole, printable
+from kmodels.core.errors import InputError, check_choice, check_whole, printable
 from kmodels.core.files import check_output, local_path
 from kmodels.runs.run_folder import MODEL, check_preprocessor, json_text, model_in
 from kmodels.runs.terminal import option, refuse_idle
@@ -40,11 +40,17 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 
 def _sampling(context: typer.Context) -> dict[str, Any]:
     """Returns the arguments of a `Sampler`; those that are not given are None."""
-    return {name: context.params[name] for name in SAMPLING}
+    from kmodels.generation.sampler import Sampler
+
+    given = {name: context.params[name] for name in SAMPLING}
+    if given["temperature"] == 0:
+        _check_draws(context, Sampler())
+    Sampler().changed(**given)  # checks the values
+    return given
 
 
-def _check_draws(context: typer.Context, model: Any) -> None:
-    if model.sampler.greedy:
+def _check_draws(context: typer.Context, sampler: Any) -> None:
+    if sampler.greedy:
         names = ("top_k", "top_p", "min_p", "seed")
         refuse_idle(context, names, "at temperature 0, where nothing is drawn")
 
@@ -304,12 +310,13 @@ def generate(
     """Answer the prompts of a file with a language model."""
     from kmodels import presets
     from kmodels.generation.generation_config import sampler_of
+    from kmodels.generation.sampler import Sampler
 
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--batch-size", batch_size)
-    ways = ("chat", "instruction", "text")
-    if written_as not in (None, *ways):
-        raise InputError(f"--as is {written_as!r}; choose one of {', '.join(ways)}")
+    sampling = _sampling(context)
+    if written_as is not None:
+        check_choice("--as", written_as, ("chat", "instruction", "text"))
     texts = _prompts(prompts)
     if written_as is not None and not any(isinstance(prompt, str) for prompt, _ in texts):
         raise InputError(f"--as has no effect on the records of {prompts}; leave it out")
@@ -320,8 +327,8 @@ def generate(
         raise InputError(f"{path} holds no tokenizer; put tokenizer.json next to the weights")
     if adapter is not None:
         lm.load_adapter(adapter)
-    lm.use_sampler(sampler_of(lm.generation_config).changed(**_sampling(context)))
-    _check_draws(context, lm)
+    lm.use_sampler(sampler_of(lm.generation_config).changed(**sampling))
+    _check_draws(context, lm.sampler)
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
     rest = iter(texts)
     while batch := list(islice(rest, batch_size)):
@@ -482,5 +489,5 @@ def chat(
         precision=precision,
         values={} if thinking is None else {"enable_thinking": thinking},
     )
-    _check_draws(context, opened.model)
+    _check_draws(context, opened.model.sampler)
     return chats.run(opened)

@@ -195,7 +195,12 @@ def test_how_tokens_are_drawn():
     changed = sampler_of(asked).changed(temperature=1.2, seed=1)
     assert changed == Sampler(1.2, top_k=20, top_p=0.95, seed=1)
     assert sampler_of({}).changed(top_k=5) == Sampler(1.0, top_k=5)
-    assert sampler_of({}).changed(top_k=5, temperature=0.0) == Sampler(0.0, top_k=5)
+    assert sampler_of(asked).changed(temperature=0.0) == Sampler(0.0)
+    assert sampler_of({**asked, "temperature": 0.0}) == Sampler(0.0)
+    for given in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
+        for draw in (Sampler, sampler_of({}).changed, sampler_of(asked).changed):
+            refused(f"is 0 .greedy., at which {next(iter(given))}", draw, temperature=0.0, **given)
+    assert Sampler(0.0, top_p=1.0, min_p=0.0).greedy
 
 
 def test_a_note_of_the_checkpoint_is_a_line(tiny, monkeypatch):
@@ -233,6 +238,7 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([tmp_path / "bare"], "messages need a chat template: the tokenizer has none"),
         ([tmp_path / "strict", "--system", "Be brief."], "no system turn here"),
         ([folder, "--max-new-tokens", "0"], "--max-new-tokens is 0; give at least 1"),
+        (["absent", "--temperature", "0", "--top-p", "0.5"], "--top-p has no effect at temperature 0"),
         ([folder, "--assistant", tmp_path / "other"], "has another vocabulary than"),
         (
             [folder, *both],

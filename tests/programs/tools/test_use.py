@@ -250,6 +250,9 @@ def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
     assert "absent.txt cannot be read" in capsys.readouterr().err
     assert run("generate", language[1], *absent, "--as", "poem") == 2
     assert "--as is 'poem'; choose one of chat, instruction, text" in capsys.readouterr().err
+    greedy = ("--temperature", "0", "--top-k", "3")
+    assert run("generate", tmp_path / "absent", *absent, *greedy) == 2
+    assert "--top-k has no effect at temperature 0" in capsys.readouterr().err
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "a"}]}')
     for flags, message in (
