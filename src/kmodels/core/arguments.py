@@ -193,7 +193,7 @@ def _of_several(words: Sequence[str]) -> str:
 def _is_number(value: object) -> bool:
     if isinstance(value, Real):
         return not isinstance(value, bool) and math.isfinite(value)
-    return hasattr(value, "__float__")  # a tensor
+    return hasattr(value, "__float__") and len(np.shape(value)) == 0  # a tensor
 
 
 _SIMPLE: dict[type, Kind] = {

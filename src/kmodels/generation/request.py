@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core.errors import InputError, check_names, check_whole
+from kmodels.core.errors import InputError, check_names, check_whole, one_line
 from kmodels.core.types import Data
 from kmodels.generation.generation_config import LENGTHS
 from kmodels.generation.sampler import Sampler
@@ -90,8 +90,11 @@ def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: for other shapes.
     """
-    ids, mask = as_numpy(taken["token_ids"]), taken.get("padding_mask")
-    mask = np.ones(ids.shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    try:
+        ids, mask = as_numpy(taken["token_ids"]), taken.get("padding_mask")
+        mask = np.ones(ids.shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"token_ids and padding_mask are no arrays: {one_line(error)}") from error
     if ids.ndim not in (1, 2) or mask.shape != ids.shape:
         raise InputError(
             f"token_ids has shape {ids.shape} and padding_mask {mask.shape}; give both as "

@@ -62,8 +62,18 @@ def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]:
-    """Returns a list of chats, and True if x is a list of chats, not one chat."""
-    return ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
+    """Returns a list of chats, and True if x is a list of chats, not one chat.
+
+    Raises:
+        InputError: for chats beside anything else.
+    """
+    chats, is_batch = ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
+    for chat in chats:
+        if not isinstance(chat, list | tuple) or not all(isinstance(m, Mapping) for m in chat):
+            raise InputError(
+                'a chat holds something else than messages; give {"role": ..., "content": ...} each'
+            )
+    return chats, is_batch
 
 
 def choose_template(
@@ -76,7 +86,7 @@ def choose_template(
     """
     templates = settings.get("chat_template")
     if not isinstance(templates, Mapping):
-        if (template := wanted or templates) is None:
+        if (template := templates if wanted is None else wanted) is None:
             raise InputError(
                 "the tokenizer has no chat template; give one as chat_template=, or write the "
                 "turns with the preprocessor's template='gemma'"
@@ -263,11 +273,7 @@ def schemas(tools: Sequence[Tool] | None) -> Any:
         raise InputError(f"a function among the tools has no JSON schema: {reason}") from error
 
 
-def _message(message: object) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise InputError(
-            f'a message is a {type(message).__name__}; give {{"role": ..., "content": ...}}'
-        )
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: _plain(value, key) for key, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in REASONING if name in fields), None)
     if reasoning is not None:

@@ -298,7 +298,7 @@ class Tokenizer(Checked):
 
     def id_to_token(self, token_id: int) -> str | None:
         """Returns the text of a token, None for an id outside the vocabulary."""
-        return self.core.id_to_token(token_id)
+        return self.core.id_to_token(token_id) if 0 <= token_id < 2**32 else None
 
     def __call__(self, x: Any) -> Any:
         """Same as `tokenize`."""
@@ -394,7 +394,7 @@ class Tokenizer(Checked):
             try:
                 return [e.ids for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
             except (TypeError, UnicodeEncodeError) as error:
-                raise InputError(f"this is not text: {_line(error)}") from error
+                raise InputError("this is not text: it holds half of a surrogate pair") from error
 
         return _in_one_line(encode, "the tokenizer cannot cut this text into tokens")
 

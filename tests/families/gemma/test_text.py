@@ -303,6 +303,9 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
     message = "template 'gemma' needs the tokens <end_of_turn>, which"
     refused(message, GemmaCausalLMPreprocessor, fields, template="gemma")
     refused("labels are made from the texts; to learn", preprocessor, ["a"], ["b"])
+    nested = json.loads('{"a": ' * 600 + "1" + "}" * 600)
+    chat = [{"role": "user", "content": "a", "more": nested}]
+    refused("got a record that is nested too deeply", preprocessor, [{"messages": chat}])
     message = "there are 1 sample weights for 2 texts; give one each"
     refused(message, preprocessor, ["the", "fox"], sample_weight=[1.0])
     for wrong, message in (

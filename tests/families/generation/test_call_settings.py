@@ -134,6 +134,8 @@ def test_what_a_call_does_not_follow_is_one_line(compiled):
     refused("takes no tools", chat, CHAT, tools=[TOOL])
     refused("temperature is 'hot'; give a finite number", chat, CHAT, temperature="hot")
     refused("temperature is -1", chat, CHAT, temperature=-1)
+    refused(r"temperature is array\(.*; give a finite", chat, CHAT, temperature=np.ones(2))
+    refused("temperature is 0 .greedy.", chat, CHAT, temperature=0, top_k=3)
     refused("seed is -1; give at least 0", chat, CHAT, seed=-1)
     refused("stop is 3; give a string", chat, CHAT, stop=3)
     refused("stop is ''; give a string", chat, CHAT, stop="")
@@ -217,6 +219,7 @@ def test_numbers_of_numpy_are_numbers(compiled):
     ("inputs", "message"),
     [
         ({"token_ids": [[2, 3]], "padding_mask": [[1]]}, r"padding_mask \(1, 1\)"),
+        ({"token_ids": [[2, 3], [4]]}, "token_ids and padding_mask are no arrays: "),
         ({"token_ids": [[2, 3]], "padding_mask": [[1, 1]] * 2}, r"padding_mask \(2, 2\)"),
         (np.array(3), r"token_ids has shape \(\)"),
         (np.array([[[2, 3]]]), r"token_ids has shape \(1, 1, 2\)"),

@@ -38,7 +38,8 @@ def test_text_comes_back_whole_without_special_tokens(tokenizer):
     assert tokenizer.detokenize(tokenizer(TEXT)) == TEXT
     assert tokenizer.detokenize([[2, *ids, 1, 0] for ids in tokenizer([TEXT, "a"])]) == [TEXT, "a"]
     assert tokenizer.detokenize(tokenizer(SPECIAL)) == "user\nHello\n"
-    refused("this is not text", tokenizer, "\ud800")
+    refused("this is not text: it holds half of a surrogate pair", tokenizer, "\ud800")
+    assert tokenizer.id_to_token(-1) is None is tokenizer.id_to_token(2**40)
     refused("expected text, got int", tokenizer, [3])
 
 

@@ -249,7 +249,10 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
         return [as_text(values)], False
     else:
         is_batch = True
-    records = [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values]
+    try:
+        records = [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values]
+    except RecursionError as error:
+        raise InputError(f"{reader} got a record that is nested too deeply") from error
     if any(map(holds_pictures, records)):
         raise InputError(f"{reader} takes only text here; leave 'images' out")
     return list(map(_decoded, records)), is_batch
