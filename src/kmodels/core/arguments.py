@@ -190,7 +190,7 @@ def _of_several(words: Sequence[str]) -> str:
     return f"{len(words)} {words[0].removeprefix('a ').replace('number', 'numbers')}"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     if isinstance(value, Real):
         return not isinstance(value, bool) and math.isfinite(value)
     return hasattr(value, "__float__") and len(np.shape(value)) == 0  # a tensor

@@ -94,7 +94,7 @@ def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         ids, mask = as_numpy(taken["token_ids"]), taken.get("padding_mask")
         mask = np.ones(ids.shape, bool) if mask is None else as_numpy(mask).astype(bool)
     except ValueError as error:  # rows of different lengths
-        raise InputError(f"token_ids and padding_mask are no arrays: {one_line(error)}") from error
+        raise InputError(f"token_ids and padding_mask are not arrays: {one_line(error)}") from error
     if ids.ndim not in (1, 2) or mask.shape != ids.shape:
         raise InputError(
             f"token_ids has shape {ids.shape} and padding_mask {mask.shape}; give both as "

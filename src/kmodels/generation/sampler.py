@@ -1,5 +1,6 @@
 """The base of samplers, which choose the next token."""
 
+import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -67,7 +68,7 @@ class Sampler(Checked):
         if self.repetition_penalty is not None:
             check_number("repetition_penalty", self.repetition_penalty, **FACTORS)
         filters = [name for name in FILTERS if getattr(self, name) not in (None, FILTERS[name])]
-        if self.temperature == 0 and filters:
+        if self.temperature == 0 and filters and self.adjustable:
             raise InputError(
                 f"temperature is 0 (greedy), at which {' and '.join(filters)} would have no "
                 "effect; give another temperature, or 0 alone"
@@ -191,8 +192,12 @@ class Sampler(Checked):
         return rows.tensor()
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {field.name: getattr(self, field.name) for field in fields(Sampler)}
+        """Returns the arguments of the class, as far as they are attributes."""
+        parameters = inspect.signature(type(self).__init__).parameters.values()
+        names = [parameter.name for parameter in parameters if hasattr(self, parameter.name)]
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            names += [field.name for field in fields(Sampler)]
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

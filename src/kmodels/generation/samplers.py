@@ -30,10 +30,6 @@ class GreedySampler(Sampler):
         """True."""
         return True
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {"temperature": self.temperature}
-
 
 @register
 class RandomSampler(Sampler):
@@ -46,10 +42,6 @@ class RandomSampler(Sampler):
 
     def __init__(self, seed: int | None = None, temperature: float = 1.0):
         super().__init__(temperature=temperature, seed=seed)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {"temperature": self.temperature, "seed": self.seed}
 
 
 @register
@@ -69,10 +61,6 @@ class TopKSampler(Sampler):
     def k(self) -> int | None:
         """The number of tokens that are kept."""
         return self.top_k
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {"temperature": self.temperature, "k": self.k, "seed": self.seed}
 
 
 @register
@@ -105,10 +93,6 @@ class TopPSampler(Sampler):
         """The number of tokens that are kept first."""
         return self.top_k
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {"temperature": self.temperature, "p": self.p, "k": self.k, "seed": self.seed}
-
 
 @register
 class BeamSampler(Sampler):
@@ -137,11 +121,7 @@ class BeamSampler(Sampler):
         self.return_all_beams = return_all_beams
         self.length_penalty = length_penalty
 
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        """Returns the same object."""
-        return self is other
+    __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]
 
     def choose(self, logits: Tensor, history: Tensor | None, draws: Tensor) -> Any:
         """Returns log probabilities of each row's best tokens, and the tokens: twice (B, 2 n)."""
@@ -193,15 +173,6 @@ class BeamSampler(Sampler):
             return ops.convert_to_tensor(texts), ops.convert_to_tensor(likely)
         return ops.convert_to_tensor(texts[:, 0])
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {
-            "temperature": self.temperature,
-            "num_beams": self.num_beams,
-            "return_all_beams": self.return_all_beams,
-            "length_penalty": self.length_penalty,
-        }
-
 
 @register
 class ContrastiveSampler(Sampler):
@@ -223,11 +194,7 @@ class ContrastiveSampler(Sampler):
         super().__init__(temperature=temperature, top_k=k)
         self.alpha = alpha
 
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        """Returns the same object."""
-        return self is other
+    __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]
 
     @property
     def greedy(self) -> bool:
@@ -292,10 +259,6 @@ class ContrastiveSampler(Sampler):
             seen[:, at] = hidden[order]
             cache, logits = _taken(beams, order), _taken(after, order)
         return rows.tensor()
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {"temperature": self.temperature, "k": self.k, "alpha": self.alpha}
 
 
 def _likeness(before: np.ndarray, new: np.ndarray) -> np.ndarray:

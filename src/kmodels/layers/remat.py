@@ -7,7 +7,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError
+from kmodels.core.errors import check_choice
 from kmodels.core.types import Tensor
 
 # The layers of a block that can be computed again, besides blocks as a whole.
@@ -45,8 +45,7 @@ def rematerialize(model: keras.Model, mode: str) -> None:
     Raises:
         InputError: for another mode.
     """
-    if mode not in MODES:
-        raise InputError(f"remat is {mode!r}; choose {', '.join(MODES)}")
+    check_choice("remat", mode, MODES)
     for layer in keras_internals.sublayers(model):
         if layer.name.startswith("block_"):
             keras_internals.set_rematerialized(layer, mode == "block")

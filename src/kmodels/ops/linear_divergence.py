@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from kmodels.core.dispatch import op
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_choice
 from kmodels.core.types import Tensor
 from kmodels.ops._recompute import recompute
 from kmodels.ops._wide import matmul, wide
@@ -170,8 +170,7 @@ def check_kind(kind: str, beta: float | None) -> float:
     Raises:
         InputError: for an unknown kind, a beta that it does not use, or one out of range.
     """
-    if kind not in KINDS:
-        raise InputError(f"linear_divergence got kind {kind!r}; give one of {', '.join(KINDS)}.")
+    check_choice("kind", kind, KINDS)
     if beta is not None and kind != "jsd":
         raise InputError(f"linear_divergence got beta {beta} with kind {kind!r}; only jsd has one.")
     if beta is not None and not 0 < beta < 1:

@@ -14,7 +14,7 @@ from kmodels import ops
 from kmodels.core import dispatch
 from kmodels.core.dispatch import Op, OpCall, Supports
 from kmodels.core.environment import BACKENDS
-from kmodels.core.errors import InputError, is_out_of_memory, one_line
+from kmodels.core.errors import InputError, check_choice, is_out_of_memory, one_line
 from kmodels.core.files import local_path
 
 log = logging.getLogger("kmodels")
@@ -61,8 +61,7 @@ def override(
         near = difflib.get_close_matches(op, names, 1)
         advice = f"did you mean {near[0]}?" if near else f"ops are {', '.join(names)}"
         raise InputError(f"override got unknown op {op!r}; {advice}")
-    if backend not in BACKENDS:
-        raise InputError(f"override got backend {backend!r}; give one of {', '.join(BACKENDS)}")
+    check_choice("backend", backend, BACKENDS)
 
     def register(function: Callable[..., Any]) -> UserOverride:
         body = UserOverride(dispatch.ops()[op], function, supports)

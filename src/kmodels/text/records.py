@@ -416,11 +416,7 @@ def _of_array(file: Path, name: object) -> Iterator[Entry]:
     except InputError as error:
         raise InputError(f"{name}: {error}") from error.__cause__
     for number, value in enumerate(values, 1):
-        yield f"{name} record {number}", partial(_parsed, value)
-
-
-def _parsed(value: Any) -> Any:
-    return value
+        yield f"{name} record {number}", lambda value=value: value
 
 
 def _parse(line: bytes, limit: int) -> Any:

@@ -219,7 +219,7 @@ def test_numbers_of_numpy_are_numbers(compiled):
     ("inputs", "message"),
     [
         ({"token_ids": [[2, 3]], "padding_mask": [[1]]}, r"padding_mask \(1, 1\)"),
-        ({"token_ids": [[2, 3], [4]]}, "token_ids and padding_mask are no arrays: "),
+        ({"token_ids": [[2, 3], [4]]}, "token_ids and padding_mask are not arrays: "),
         ({"token_ids": [[2, 3]], "padding_mask": [[1, 1]] * 2}, r"padding_mask \(2, 2\)"),
         (np.array(3), r"token_ids has shape \(\)"),
         (np.array([[[2, 3]]]), r"token_ids has shape \(1, 1, 2\)"),

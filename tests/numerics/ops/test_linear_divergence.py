@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(data):
     for message, given, settings in (
         (r"takes hidden \(M, D\).*got \(50, 9\), \(300, 6\)", (taught, *tensors[1:]), {}),
         ("of 300 classes and a teacher of 200", (hidden, table, taught, theirs[:200]), {}),
-        ("kind 'kl'; give one of forward_kl, reverse_kl, jsd", tensors, {"kind": "kl"}),
+        ("kind is 'kl'; choose one of forward_kl, reverse_kl, jsd", tensors, {"kind": "kl"}),
         ("beta 0.5 with kind 'forward_kl'; only jsd has one", tensors, {"beta": 0.5}),
         ("beta 1; it must be between 0 and 1", tensors, {"kind": "jsd", "beta": 1}),
         ("temperature 0; it must be positive", tensors, {"temperature": 0}),

@@ -85,7 +85,7 @@ def test_wrong_registrations_are_one_line() -> None:
         backend=BACKEND,
     )
     refused("unknown op 'x'; ops are attention, dense", kmodels.override, "x", backend=BACKEND)
-    refused("backend 'tpu'; give one of jax, torch", kmodels.override, "gelu", backend="tpu")
+    refused("backend is 'tpu'; choose one of jax, torch", kmodels.override, "gelu", backend="tpu")
     for wrong in (lambda y: y, lambda x, rate: x, lambda *x: x, lambda x, /: x):
         refused("takes .*; it must take x by name, and may take approx", register, "gelu", wrong)
     refused("override max of gelu has no signature; call it in", register, "gelu", max)

@@ -17,7 +17,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_choice, check_whole
 from kmodels.core.runtime import check_policy, width_of
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
@@ -83,10 +83,8 @@ class Setup:
         check_whole("batch size", self.batch_size)
         check_whole("accumulate", self.accumulate)
         check_policy(self.precision)
-        if self.optimizer not in SLOTS:
-            raise InputError(f"optimizer is {self.optimizer!r}; choose {', '.join(SLOTS)}")
-        if self.remat not in remat.MODES:
-            raise InputError(f"remat is {self.remat!r}; choose {', '.join(remat.MODES)}")
+        check_choice("optimizer", self.optimizer, SLOTS)
+        check_choice("remat", self.remat, remat.MODES)
         if self.quantize is not None:
             quantized.Quantization.of(self.quantize)
             if self.lora is None:
