@@ -44,15 +44,14 @@ def _sampling(context: typer.Context) -> dict[str, Any]:
 
     given = {name: context.params[name] for name in SAMPLING}
     if given["temperature"] == 0:
-        _check_draws(context, Sampler())
+        _refuse_draws(context)
     Sampler().changed(**given)  # checks the values
     return given
 
 
-def _check_draws(context: typer.Context, sampler: Any) -> None:
-    if sampler.greedy:
-        names = ("top_k", "top_p", "min_p", "seed")
-        refuse_idle(context, names, "at temperature 0, where nothing is drawn")
+def _refuse_draws(context: typer.Context) -> None:
+    names = ("top_k", "top_p", "min_p", "seed")
+    refuse_idle(context, names, "at temperature 0, where nothing is drawn")
 
 
 # === Images ===
@@ -310,7 +309,6 @@ def generate(
     """Answer the prompts of a file with a language model."""
     from kmodels import presets
     from kmodels.generation.generation_config import sampler_of
-    from kmodels.generation.sampler import Sampler
 
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--batch-size", batch_size)
@@ -328,7 +326,8 @@ def generate(
     if adapter is not None:
         lm.load_adapter(adapter)
     lm.use_sampler(sampler_of(lm.generation_config).changed(**sampling))
-    _check_draws(context, lm.sampler)
+    if lm.sampler.greedy:
+        _refuse_draws(context)
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
     rest = iter(texts)
     while batch := list(islice(rest, batch_size)):
@@ -489,5 +488,6 @@ def chat(
         precision=precision,
         values={} if thinking is None else {"enable_thinking": thinking},
     )
-    _check_draws(context, opened.model.sampler)
+    if opened.model.sampler.greedy:
+        _refuse_draws(context)
     return chats.run(opened)
