@@ -2,7 +2,9 @@
 
 import io
 import os
+import struct
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -188,6 +190,26 @@ def test_sixteen_bits_are_scaled_not_clipped():
     values = np.array([[0, 257, 128 * 257, 65535]], "uint16")
     shown = decode(encode(Image.fromarray(values)), "a.png")
     assert shown[0, :, 0].tolist() == [0, 1, 128, 255] and shown.shape == (1, 4, 3)
+
+
+def test_twelve_bits_are_scaled():
+    """A TIFF of 2 x 1 pixels: each tag is a number, its type, a count and a value."""
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    pixels = bytes([0xFF, 0xF8, 0x08])  # 4095 and 2056
+    content = b"II*\0" + struct.pack("<I3sxH", 12, pixels, len(tags)) + entries + bytes(4)
+    assert decode(content, "a.tif")[0, :, 0].tolist() == [255, 128]
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "BLP", "DDS"])
+def test_each_kind_of_damage_is_named(kind):
+    content = bytearray(encode(picture((8, 8)).convert("P" if kind == "BLP" else "RGB"), kind))
+    for place in range(0, len(content), 1 if kind != "AVIF" else 7):
+        for value in (content[place] ^ 0xFF, 0):
+            damaged = content.copy()
+            damaged[place] = value
+            with suppress(PictureError):
+                decode(bytes(damaged), "a")
 
 
 @pytest.mark.parametrize("value", [-1, 65536])

@@ -116,18 +116,16 @@ def read_pixels(
             _tell_of_frames(image, name)
             image.load()
             return take(image)
-    except PictureError:
-        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(
             name, f"over {MAX_PIXELS} pixels, refused as a decompression bomb"
         ) from error
     except Image.UnidentifiedImageError as error:
         raise PictureError(name, "not an image that Pillow reads") from error
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError) as error:
-        # Pillow raises all of these for damaged files, depending on the format.
-        reason = one_line(error)
-        raise PictureError(name, f"truncated or damaged ({reason})") from error
+    except (PictureError, Warning):
+        raise
+    except Exception as error:  # of nearly any kind, depending on the format
+        raise PictureError(name, f"truncated or damaged ({one_line(error)})") from error
 
 
 def is_turned(content: bytes) -> bool:
@@ -161,9 +159,11 @@ def is_picture(thing: object) -> "TypeGuard[str | Path | Image.Image]":
 
 def upright(image: "Image.Image", name: str = "the image") -> np.ndarray:
     """Returns a Pillow image as uint8 (H, W, 3), with its EXIF orientation applied."""
-    from PIL import ImageOps
+    from PIL import ExifTags, ImageOps
 
-    return np.asarray(_as_rgb(ImageOps.exif_transpose(image), name))
+    tags = getattr(image, "tag_v2", {})  # of a TIFF, whose 12 bits Pillow reads as the low ones
+    largest = 4095 if tags.get(ExifTags.Base.BitsPerSample) == (12,) else 65535
+    return np.asarray(_as_rgb(ImageOps.exif_transpose(image), name, largest))
 
 
 def _tell_of_frames(image: "Image.Image", name: str) -> None:
@@ -199,7 +199,8 @@ def warn_of_range(images: np.ndarray) -> None:
         )
 
 
-def _as_rgb(image: "Image.Image", name: str) -> Any:
+def _as_rgb(image: "Image.Image", name: str, largest: int) -> Any:
+    """Returns an image in the mode RGB; `largest` is white in greys of more than 8 bits."""
     from PIL import Image
 
     if image.mode == "F":
@@ -212,11 +213,11 @@ def _as_rgb(image: "Image.Image", name: str) -> Any:
     if image.mode.startswith("I"):
         # "I;16" and its byte orders hold 16 bits, and "I" in a PNG does too.
         grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
+        if grey.min() < 0 or grey.max() > largest:
             raise PictureError(
-                name, f"values from {grey.min()} to {grey.max()}, not from 0 to 65535"
+                name, f"values from {grey.min()} to {grey.max()}, not from 0 to {largest}"
             )
-        image = Image.fromarray(np.round(grey.astype("float64") * (255 / 65535)).astype("uint8"))
+        image = Image.fromarray(np.round(grey.astype("float64") * (255 / largest)).astype("uint8"))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
