@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_number, check_whole, same_shape
 from kmodels.core.types import Tensor
-from kmodels.training.sparse_labels import check_pixels, like
+from kmodels.training.sparse_labels import check_classes, check_pixels, like
 
 # As a logit, so far below all cosines that its share of a softmax is 0, and finite.
 ABSENT = -1e9
@@ -292,7 +293,8 @@ class PixelCrossentropy(Checked, keras.losses.Loss):
         **kwargs: of `keras.losses.Loss`.
 
     Call:
-        y_true: whole numbers (B, H, W), or (B, H, W, 1).
+        y_true: whole numbers (B, H, W), or (B, H, W, 1). A number that is neither a class nor
+            `ignore_class` makes the loss NaN; `kmodels.fit` and tasks refuse it.
         y_pred: logits (B, H, W, classes).
         sample_weight: (B,) or (B, H, W), or None. It scales losses, and the mean is divided by the
             number of labeled pixels all the same, as Keras does.
@@ -334,14 +336,28 @@ class PixelCrossentropy(Checked, keras.losses.Loss):
         return total / ops.maximum(ops.sum(counted), 1.0)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
-        """Returns the loss of each pixel, (B, H, W); 0 of those without a label."""
+        """Returns the loss of each pixel, (B, H, W): 0 without a label, NaN if no class has it."""
         ops = keras.ops
         masks, logits = self._masks(y_true, y_pred), ops.cast(y_pred, self.dtype)
+        # Of other numbers torch would look up the logits of other pixels.
+        known = (masks >= 0) & (masks < logits.shape[-1])
         there = self._labelled(masks)
-        labels = ops.where(there, masks, 0)
+        labels = ops.where(there & known, masks, 0)
         own = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)
         losses = ops.logsumexp(logits, axis=-1) - ops.squeeze(own, -1)
-        return ops.where(there, losses, 0.0)
+        return ops.where(there, ops.where(known, losses, float("nan")), 0.0)
+
+    def check_labels(self, y: Any, model: keras.Model) -> None:
+        """Raises `InputError` for arrays of labels that the output of a plain model does not have.
+
+        Args:
+            y: labels of a batch.
+            model: a model of Keras that is trained with this loss.
+        """
+        outputs = getattr(model, "outputs", None) or ()
+        if len(outputs) == 1 and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
+            ignored = () if self.ignore_class is None else (self.ignore_class,)
+            check_classes(y, outputs[0].shape[-1], ignored)
 
     def _labelled(self, masks: Tensor) -> Any:
         if self.ignore_class is None:

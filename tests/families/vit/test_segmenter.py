@@ -80,6 +80,9 @@ def test_loss_and_metric_are_those_of_numpy():
     total = training.PixelCrossentropy(IGNORED, reduction="sum")
     np.testing.assert_allclose(to_numpy(total(labels, given)), wanted.sum(), rtol=1e-6)
     assert to_numpy(loss(np.full_like(labels, IGNORED), given)) == 0.0
+    for beyond in (-1, -100, CLASSES, 10**6):
+        unknown = np.where(np.arange(labels.size).reshape(labels.shape) == 1, beyond, labels)
+        np.testing.assert_array_equal(np.isnan(to_numpy(each(unknown, given))), unknown == beyond)
     by_weight = training.PixelCrossentropy(IGNORED, reduction="mean_with_sample_weight")
     expected = (wanted * weights).sum() / weights.sum()
     np.testing.assert_allclose(to_numpy(by_weight(labels, given, rows)), expected, **at)

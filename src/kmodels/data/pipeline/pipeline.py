@@ -270,16 +270,21 @@ def check_batch(model: keras.Model | None, batch: Any) -> None:
     """Raises `InputError` for inputs, labels and weights that the model cannot use.
 
     Args:
-        model: a model that may have `check_data` and `check_labels`.
+        model: a model that may have `check_data` and `check_labels`, the latter also by its loss.
         batch: the inputs, or a tuple of inputs, labels and weights.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     parts = [keras.tree.map_structure(in_host_memory, part) for part in parts]
+    if hasattr(model, "check_data"):
+        _check_numbers("x", parts[0], ", or the model a preprocessor")
     for part, name in zip(parts, ("check_data", "check_labels"), strict=False):
         if (check := getattr(model, name, None)) is not None:
             check(part)
+    loss: Any = getattr(model, "loss", None)
     if len(parts) > 1 and hasattr(model, "check_labels"):
         _check_numbers("y", parts[1])
+    elif len(parts) > 1 and hasattr(loss, "check_labels"):
+        loss.check_labels(parts[1], model)
     if len(parts) > 2:
         _check_weights(*parts[1:3])
 
@@ -300,10 +305,10 @@ def _check_weights(y: Any, weights: Any) -> None:
             )
 
 
-def _check_numbers(name: str, tree: Any) -> None:
+def _check_numbers(name: str, tree: Any, instead: str = "") -> None:
     for part in keras.tree.flatten(tree):
         if isinstance(part, np.ndarray) and part.dtype.kind in "OSU":
-            raise InputError(f"{name} has the dtype {part.dtype}; give numbers")
+            raise InputError(f"{name} has the dtype {part.dtype}; give numbers{instead}")
 
 
 def in_host_memory(x: Any) -> Any:
