@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import kmodels
 from arrays import to_numpy
 from kmodels.models import (
     EoMTImageSegmenter,
@@ -219,6 +220,15 @@ def test_pixels_without_a_class_are_those_that_the_loss_leaves_out():
     assert np.isfinite(model.evaluate(IMAGES, np.full((4, 16, 16, 3), 9.0, "float32"), verbose=0))
 
 
+def test_a_plain_model_has_the_labels_of_its_loss_checked():
+    model = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.Dense(3)])
+    model.compile(loss=PixelCrossentropy(255))
+    assert np.isfinite(kmodels.evaluate(model, IMAGES, pixels(255, 2), verbose=0))
+    for label in (3, -1):
+        message = f"a label is {label}; give 0 to 2, or 255 for one that"
+        refused(message, kmodels.fit, model, IMAGES, pixels(label), verbose=0)
+
+
 @pytest.mark.nightly("jax")  # which compiles a step for each number
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", ["masks", "boxes"])
@@ -226,7 +236,9 @@ def test_batches_may_have_other_numbers_of_objects(name):
     model = task(name)
     # The last has more than there are queries.
     labels = [objects(name, classes) for classes in ([0], [0, -1], [0, 1, 2, 0, 1])]
-    losses = [model.evaluate(IMAGES, y, verbose=0) for y in labels]
+    losses = [model.evaluate(IMAGES, y, verbose=0) for y in labels[:2]]
+    with pytest.warns(UserWarning, match="more objects than the 4 queries of the model"):
+        losses.append(model.evaluate(IMAGES, labels[2], verbose=0))
     assert np.isfinite(losses).all() and losses[2] != losses[0]
     if name == "boxes":  # the loss of masks is at points that are drawn for each
         np.testing.assert_allclose(losses[1], losses[0], rtol=tolerance("first_loss"))
@@ -396,6 +408,13 @@ def test_predict_takes_files_and_images_of_pillow(files, form):
         alone = model.predict(given[2], verbose=0)
         assert alone.shape == (1, 3)
         np.testing.assert_allclose(alone[0], expected[2], atol=tolerance("logits"), rtol=0)
+
+
+@pytest.mark.parametrize("x", [["a.png"], np.array(["a.png"])])
+def test_a_model_without_a_preprocessor_takes_no_files(x):
+    with pool("vit_debug", num_classes=3) as model:
+        message = "x has the dtype .*; give numbers, or the model a preprocessor"
+        refused(message, model.predict, x, verbose=0)
 
 
 def test_predict_names_a_file_that_is_no_image(tmp_path):

@@ -1,5 +1,6 @@
 """The base class of segmenters and detectors."""
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -63,8 +64,9 @@ class ImageTask(NamedClasses, Task):
 
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for arrays of classes that the model does not have."""
-        ignored = self.ignored_labels
+        ignored, queries = self.ignored_labels, None
         if isinstance(y, Mapping):
+            queries = self.settings.get("num_queries")
             y, ignored = y.get("class_labels"), (-1,)
             if isinstance(y, np.ndarray) and y.shape[1:] == (0,) and self.preprocessor is None:
                 raise InputError(
@@ -74,6 +76,12 @@ class ImageTask(NamedClasses, Task):
             check_pixels(y, self.outputs[0])
         if ignored is not None and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
             check_classes(y, self.num_classes, ignored)
+            if queries and (y >= 0).sum(1).max(initial=0) > queries:
+                warnings.warn(
+                    f"an image has more objects than the {queries} queries of the model, so not "
+                    "all of them are learnt; make the model with a larger num_queries",
+                    stacklevel=2,
+                )
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
