@@ -219,7 +219,12 @@ def _boxes_of(one: Mapping[str, Any], where: str, names: Sequence[str]) -> np.nd
     if {*shapes.values()} - {(len(boxes),)} != {(len(boxes), 4)}:
         given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise InputError(f"{where} has {given}; give (n, 4) boxes and (n,) of the others")
-    check_whole_classes(others["labels"], where)
+    check_whole_classes(labels := others["labels"], where)
+    if labels.dtype.kind not in "biuf" or (labels < 0).any():
+        raise InputError(
+            f"{where} has the labels {labels.tolist()}; give the number of a class from 0 for each "
+            "box, and leave out boxes of padding"
+        )
     ordered = (boxes[:, :2] <= boxes[:, 2:]).all()
     if not ordered or not all(np.isfinite(x).all() for x in (boxes, *others.values())):
         raise InputError(

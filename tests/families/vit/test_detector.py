@@ -362,6 +362,8 @@ def test_average_precision_is_cocos(tmp_path):
         r"boxes \(3, 5\), labels \(3,\)": {"boxes": np.zeros((3, 5))},
         r"labels \(2,\)": {"labels": [0, 1]},
         " class 0.5; give whole numbers": {"labels": [0.5, 1, 1]},
+        r" the labels \[0, 1, -1\]; give the number": {"labels": [0, 1, -1]},
+        r" the labels \['a', 'b', 'c'\]; give the number": {"labels": [*"abc"]},
         "upper left and of the lower right corner": {"boxes": perfect[0]["boxes"][:, [2, 3, 0, 1]]},
         "a number that is not finite": {"scores": [np.nan, 1, 1]},
     }
