@@ -14,6 +14,7 @@ from kmodels.models import DINOHead
 from kmodels.training import DINOLoss, TrainStep, WeightAverage
 
 rng = np.random.default_rng(0)
+SOURCE = ArraySource(np.zeros((4, 8, 8, 1), "uint8"), np.zeros(4))
 STUDENT, TEACHER = rng.normal(size=(5, 4, 7)), rng.normal(size=(5, 2, 7))
 
 
@@ -187,7 +188,11 @@ FOLLOW = {"a": WeightAverage("b")}
             r"the shapes \(2, 3, 6\) and \(2, 2, 7\); give \(batch, views, 7\)",
         ),
         (
-            lambda: ViewLoader(ArraySource(np.zeros((4, 8, 8, 1), "uint8"), np.zeros(4)), 2, []),
+            lambda: ViewLoader(SOURCE, 2, [Augment()], augment=Augment(flip=True)),
+            "augment is set beside views; give each view its own Augment",
+        ),
+        (
+            lambda: ViewLoader(SOURCE, 2, []),
             "views are none, or mix images",
         ),
     ],
@@ -213,5 +218,7 @@ def test_views_are_of_the_same_images_and_draw_their_own_numbers():
     np.testing.assert_array_equal(again[0][0], found)
     loader.set_epoch(1)
     assert np.abs(loader[0][0] - found).max() > 0.05
+    shares = ViewLoader(source, 4, views, shuffle=True, seed=3, one_hot=6)[0][1]
+    np.testing.assert_array_equal(shares, np.eye(6)[labels])
     part = again.part(1, 2)
     np.testing.assert_array_equal(part[0][0], found[1:2])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmodels.data import ArraySource, Augment, order
+from kmodels.data import ArraySource, Augment, ImageLoader, order
 from kmodels.data.images.augment import (
     OPERATIONS,
     big_vision_augment,
@@ -327,6 +327,10 @@ def test_what_comes_from_outside_has_the_mean_colour():
     refused("mean has 2", maker(Augment(rand_augment=(1, 1)), mean=(0.1, 0.2)).make, 0, 0)
 
 
+def loader(**settings):
+    return ImageLoader(ArraySource(IMAGES, LABELS), 4, **settings)
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
@@ -351,6 +355,15 @@ def test_what_comes_from_outside_has_the_mean_colour():
         (maker, {"std": (np.nan,)}, r"std is \(nan,\); give numbers above 0"),
         (maker, {"mean": (np.nan, 0.0)}, r"mean is \(nan, 0.0\); give finite numbers"),
         (maker, {"one_hot": 3}, r"label 3 is outside 0\.\.2"),
+        (maker, {"one_hot": 0}, "one_hot is 0; give at least 1"),
+        (maker, {"channels": 0}, "channels is 0; give at least 1"),
+        (maker, {"source": IMAGES}, r"source is a ndarray; give .* ArraySource\(images, labels\)"),
+        (
+            loader,
+            {"augment": ALL, "one_hot": 5},
+            "one_hot is 5 and num_classes of augment 4; leave",
+        ),
+        (loader, {"augment": {"flip": True}}, r"augment is .*; give Augment\(\.\.\.\) or None"),
         (maker, {"source": ArraySource(IMAGES[:0], LABELS[:0])}, "the data is empty"),
     ],
 )

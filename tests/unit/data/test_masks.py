@@ -288,6 +288,7 @@ def test_what_cannot_be_is_said(tmp_path):
     for resizing in (Resizing(crop_to_aspect_ratio=True), Resizing(resize_mode="crop")):
         refused(message, MaskLoader, pairs, 2, resizing=resizing)
     refused("crop and scale are both set", MaskLoader, pairs, 2, crop=0.5, scale=(1, 2))
+    refused("crop is 2.0; give a number above 0", MaskLoader, pairs, 2, crop=2.0)
     for scale in ((0, 1), (2, 1)):
         refused("give factors with 0 < smallest <= larg", MaskLoader, pairs, 2, scale=scale)
     refused("BoxLoader has no scale and distort", BoxLoader, pairs, 2, distort=True)

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 
 from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError, check_number, check_whole
-from kmodels.data.images.resizing import Resizing
 from kmodels.data.rng import symmetric_beta, uniforms
 
 # Largest number of rectangles that are drawn until one fits, and random numbers of a crop: area and
@@ -314,21 +313,6 @@ def _first_that_fits(
     fit = np.all((sizes > 0) & (sizes <= np.reshape(most, (-1, 1, 2))), axis=2)
     rows, first = np.arange(len(drawn)), fit.argmax(1)
     return sizes[rows, first], fit[rows, first]
-
-
-def crop_and_resize(
-    pictures: list[np.ndarray] | np.ndarray,
-    boxes: np.ndarray,
-    size: tuple[int, int],
-    resizing: Resizing,
-) -> np.ndarray:
-    """Returns the box of each image, resized: (B, *size, C)."""
-    return np.stack(
-        [
-            resizing(picture, size, tuple(box))
-            for picture, box in zip(pictures, boxes.tolist(), strict=True)
-        ]
-    )
 
 
 # uint8 images (B, H, W, C); the magnitude from 0 to 1; a sign -1 or 1 for each image; the colour of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.data.images.augment import Augment, crop_and_resize, photometric_distortion
+from kmodels.data.images.augment import Augment, photometric_distortion
 from kmodels.data.images.boxes import KEYS, check_objects, cropped, padded
 from kmodels.data.images.decoding import with_channels
 from kmodels.data.images.resizing import USUAL, Resizing, resize, with_shorter_side
@@ -51,10 +51,18 @@ class BatchMaker:
     part: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.source, ImageSource):
+            raise InputError(
+                f"source is a {type(self.source).__name__}; give images with labels, such as "
+                "ArraySource(images, labels) or a split of open_dataset"
+            )
         if not len(self.source):
             raise InputError("the data is empty; give at least one image")
         check_whole("batch_size", self.batch_size)
         check_whole("repeats", self.repeats)
+        for name in ("channels", "one_hot"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value)
         if self.drop_last and len(self.source) < self.batch_size:
             raise InputError(
                 f"drop_last leaves nothing of {len(self.source)} images in batches of "
@@ -126,8 +134,6 @@ class BatchMaker:
         high = min(stop + stop % 2, len(self.source)) if mixes else stop
         samples = self.order(epoch)[low:high]
         images, labels = self.pictures(epoch, samples)
-        if self.one_hot:
-            labels = (labels[:, None] == np.arange(self.one_hot)).astype("float32")
         if self.augment is not None:
             self.augment.erase(images, self.seed, epoch, samples)
             pairs = np.arange(low // 2, high // 2)
@@ -135,13 +141,15 @@ class BatchMaker:
         return images[start - low : stop - low], labels[start - low : stop - low]
 
     def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images (B, H, W, C), float32 and normalised, and labels (B,)."""
+        """Returns images (B, H, W, C), float32 and normalised, and labels (B,) or (B, one_hot)."""
         pictures, labels = self.source.batch(samples % len(self.source))
+        if self.one_hot:
+            labels = (labels[:, None] == np.arange(self.one_hot)).astype("float32")
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])
-            boxes = augment.boxes(shapes, self.seed, epoch, samples)
-            pictures = crop_and_resize(pictures, boxes, size or tuple(shapes[0]), self.resizing)
+            boxes = augment.boxes(shapes, self.seed, epoch, samples).tolist()
+            pictures = self._cropped(pictures, boxes, size or tuple(shapes[0]))
         elif (
             isinstance(pictures, list)
             or (size and pictures.shape[1:3] != tuple(size))
@@ -157,6 +165,14 @@ class BatchMaker:
         if self.preprocess is not None:
             return np.asarray(self.preprocess(images), "float32"), labels
         return self._normalise(images), labels
+
+    def _cropped(
+        self, pictures: Any, boxes: Sequence[Sequence[float] | None], size: tuple[int, int]
+    ) -> np.ndarray:
+        """Returns the box of each image, all of it for None, resized: (B, *size, C)."""
+        parts = [None if box is None else tuple(box) for box in boxes]
+        pairs = zip(pictures, parts, strict=True)
+        return np.stack([self.resizing(picture, size, part) for picture, part in pairs])
 
     def _statistics(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
         mean, std = np.array(self.mean, "float32"), np.array(self.std, "float32")
@@ -185,7 +201,7 @@ class ViewMaker(BatchMaker):
         """Returns batch `number` of an epoch.
 
         Returns:
-            float32 images (B, V, H, W, C), and int32 labels (B,).
+            float32 images (B, V, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
         """
         start, stop = self.span(number)
         samples = self.order(epoch)[start:stop]
@@ -213,14 +229,11 @@ class MaskMaker(BatchMaker):
         size = self.image_size or pictures[0].shape[:2]
         if self.scale is not None:
             return self._scaled(pictures, masks, size, epoch, samples)
-        boxes: Sequence[tuple | None] = [None] * len(samples)
+        boxes: Sequence[Any] = [None] * len(samples)
         if self.augment is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])
-            drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
-            boxes = [tuple(box) for box in drawn.tolist()]
-        images = np.stack(
-            [self.resizing(x, size, box) for x, box in zip(pictures, boxes, strict=True)]
-        )
+            boxes = self.augment.boxes(shapes, self.seed, epoch, samples).tolist()
+        images = self._cropped(pictures, boxes, size)
         # float32 is exact for whole numbers up to 2 ** 24.
         numbers = [np.asarray(mask, "float32")[..., None] for mask in masks]
         labels = np.stack(
@@ -299,18 +312,16 @@ class BoxMaker(BatchMaker):
         samples = self.order(epoch)[start:stop]
         pictures, objects = self.source.batch(samples)
         size = self.image_size or pictures[0].shape[:2]
-        parts: Sequence[tuple | None] = [None] * len(samples)
+        parts: Sequence[Any] = [None] * len(samples)
         if self.augment is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])
             drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
-            parts = [tuple(part) for part in drawn.tolist()]
+            parts = drawn.tolist()
             for sample, one in zip(samples, objects, strict=True):
                 check_objects(one, int(sample))  # which a crop would cut to the image
             sides = shapes[:, [1, 0, 1, 0]]
             objects = [cropped(*one) for one in zip(objects, drawn / sides, strict=True)]
-        images = np.stack(
-            [self.resizing(x, size, part) for x, part in zip(pictures, parts, strict=True)]
-        )
+        images = self._cropped(pictures, parts, size)
         images = with_channels(images, self.channels or images.shape[-1])
         labels = padded(objects, self.source.most)  # type: ignore[attr-defined]
         if self.flip:

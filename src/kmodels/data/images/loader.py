@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
 from kmodels.data.images.batches import BatchMaker, BoxMaker, MaskMaker, ViewMaker
@@ -79,6 +79,11 @@ class ImageLoader(ResumableBatches):
         check_channels_last()
         check_whole("workers", workers, 0)
         if augment is not None and augment.mixes:
+            if one_hot not in (None, augment.num_classes):
+                raise InputError(
+                    f"one_hot is {one_hot} and num_classes of augment {augment.num_classes}; leave "
+                    "one_hot out"
+                )
             one_hot = augment.num_classes
         self.maker: Any = BatchMaker(
             source,
@@ -174,18 +179,20 @@ class ViewLoader(ImageLoader):
         source: images, such as a split of `open_dataset`.
         batch_size: images per batch.
         views: the augmentation of each view, without mixing.
-        **settings: arguments of `ImageLoader`.
+        **settings: other arguments of `ImageLoader`, except for augment.
 
     A batch is float32 images (B, V, H, W, C) and int32 labels (B,).
 
     Raises:
-        InputError: without views, or for views that mix images.
+        InputError: without views, for views that mix images, or for augment.
     """
 
     def __init__(
         self, source: ImageSource, batch_size: int, views: Sequence[Augment], **settings: Any
     ):
         super().__init__(source, batch_size, **settings)
+        if settings.get("augment") is not None:
+            raise InputError("augment is set beside views; give each view its own Augment")
         if not views or any(augment.mixes for augment in views):
             raise InputError("views are none, or mix images; give an Augment without mixing each")
         self._make_by(ViewMaker, views=tuple(views))
@@ -247,6 +254,8 @@ class MaskLoader(ImageLoader):
                 raise InputError(f"scale is {scale}; give factors with 0 < smallest <= largest")
             if crop is not None:
                 raise InputError("crop and scale are both set; choose one")
+        if crop is not None:
+            check_number("crop", crop, above=0, most=1)
         if resizing.crops:
             raise InputError(
                 'resizing has crop_to_aspect_ratio=True, resize_size or resize_mode="crop", which '
