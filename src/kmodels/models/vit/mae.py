@@ -17,6 +17,7 @@ from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task, setting
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
+from kmodels.training.set_criterion import rows_of
 
 # === Layers ===
 
@@ -122,23 +123,6 @@ class PatchMasking(Layer):
         """(B, prefix + K, D), (B, P)."""
         batch, _, width = input_shape
         return (batch, self.prefix + self.num_seen, width), (batch, self.num_patches)
-
-
-def rows_of(x: Tensor, index: Tensor) -> Any:
-    """Returns chosen rows of each example.
-
-    Args:
-        x: (B, T, D) with a static T.
-        index: int (B, K), numbers from 0 to T - 1.
-
-    Returns:
-        (B, K, D).
-    """
-    ops, (length, width) = keras.ops, x.shape[1:]
-    start = ops.expand_dims(ops.arange(ops.shape(x)[0], dtype="int32") * length, 1)
-    rows = ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
-    # Of no rows Keras makes an array of two dimensions on JAX.
-    return ops.reshape(rows, (ops.shape(x)[0], index.shape[1], width))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
