@@ -269,6 +269,10 @@ def parts_of(y: Mapping[str, Any]) -> tuple[Any, Any]:
     return y[KEYS[0]], y[KEYS[1]]
 
 
+# Stands for a cost that is not a number: such a pair is taken where there is no other.
+_WORST = 1e6
+
+
 class AssignmentBackend(Protocol):
     """A backend whose steps run in Python, and can ask SciPy on the host."""
 
@@ -288,7 +292,7 @@ def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
     a batch at a time. On torch, whose steps run in Python, SciPy does it on the host.
 
     Args:
-        cost: floating (B, T, Q), finite.
+        cost: floating (B, T, Q).
         valid: bool (B, T); of more than Q valid rows the first Q are assigned.
 
     Returns:
@@ -299,6 +303,7 @@ def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
     """
     ops = keras.ops
     cost = ops.convert_to_tensor(cost)
+    cost = ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
     valid = ops.cast(valid, "bool")
     columns = cost.shape[2]
     first = ops.cumsum(ops.cast(valid, "int32"), axis=1) <= columns
@@ -400,8 +405,6 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
 
 # Of what is drawn, as `keras.random` takes it.
 Seed: TypeAlias = int | keras.random.SeedGenerator | None
-# Stands for a cost that is not a number: such a pair is taken where there is no other.
-_WORST = 1e6
 
 
 @dataclass(frozen=True)
@@ -535,8 +538,7 @@ class SetCriterion:
         sizes = ops.expand_dims(ops.sum(covered, axis=2), 2) + ops.expand_dims(
             ops.sum(share, axis=2), 1
         )
-        cost += self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))
-        return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
+        return cost + self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))
 
     def _points(self, masks: Tensor, shape: tuple[Any, int], seed: Seed) -> Any:
         """Returns points (B, T, P, 2), most of them at logits (B, T, h, w) near 0."""

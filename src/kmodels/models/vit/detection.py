@@ -29,8 +29,6 @@ from kmodels.task import Compiled
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 from kmodels.training.set_criterion import SetCriterion, Targets, linear_sum_assignment, rows_of
 
-# A matching takes a pair whose cost is not a number only if there is no other.
-_WORST = 1e6
 # What transformers' labels of an image have beside its objects.
 _FACTS = ("image_id", "area", "iscrowd", "size", "orig_size")
 
@@ -329,8 +327,7 @@ class BoxCriterion:
         cost = -self.class_weight * rows_of(shares, ops.maximum(targets.classes, 0))
         wanted, boxes = ops.expand_dims(wanted, 2), ops.expand_dims(boxes, 1)
         cost += self.box_weight * ops.sum(ops.abs(wanted - boxes), axis=3)
-        cost -= self.iou_weight * generalized_iou(wanted, boxes)
-        return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
+        return cost - self.iou_weight * generalized_iou(wanted, boxes)
 
 
 def labels_of(y: Tree) -> tuple[Any, Any]:
