@@ -28,6 +28,7 @@ from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation.masks import resized
 
 __all__ = [
     "attention_maps",
@@ -521,7 +522,7 @@ def overlay(image: ArrayLike, map: ArrayLike, alpha: float = 0.6) -> np.ndarray:
     height, width = picture.shape[:2]
     if picture.dtype != np.uint8:
         picture = _stretched(picture.astype("float64")) * 255
-    large = _line(_line(_stretched(values), height).T, width).T
+    large = resized(_stretched(values)[..., None], (height, width))[..., 0]
     places = np.linspace(0, 1, len(COLORS))
     colors = np.stack([np.interp(large, places, channel) for channel in np.transpose(COLORS)], -1)
     return np.round((1 - alpha) * picture + alpha * colors).astype("uint8")
@@ -530,11 +531,3 @@ def overlay(image: ArrayLike, map: ArrayLike, alpha: float = 0.6) -> np.ndarray:
 def _stretched(x: np.ndarray) -> np.ndarray:
     reach = x.max() - x.min()
     return (x - x.min()) / reach if reach else np.zeros_like(x)
-
-
-def _line(x: np.ndarray, length: int) -> np.ndarray:
-    """Returns rows interpolated to another number, between the centers of the old ones."""
-    at = np.clip((np.arange(length) + 0.5) * len(x) / length - 0.5, 0, len(x) - 1)
-    below = np.floor(at).astype(int)
-    share = (at - below)[:, None]
-    return x[below] * (1 - share) + x[np.minimum(below + 1, len(x) - 1)] * share

@@ -398,7 +398,7 @@ def big_vision_augment(images: np.ndarray, drawn: np.ndarray, magnitude: float) 
         enhanced(_color),
         enhanced(lambda x, amount, sign, fill: _blend(x, mean, amount, sign)),
         *(enhanced(kind) for kind in (_brightness, _sharpness)),
-        *(plain(kind) for kind in (_shear_x, _shear_y)),
+        *map(plain, SHEARS),
         lambda x, sign, y, x0: moved(x, sign, 0 * sign),
         lambda x, sign, y, x0: moved(x, 0 * sign, sign),
         cutout,
@@ -595,32 +595,15 @@ def _rotate(images: np.ndarray, amount: float, sign: np.ndarray, fill: np.ndarra
     return _affine(images, fill, (cos, -sin, right), (sin, cos, down))
 
 
-def _shear_x(images: np.ndarray, amount: float, sign: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    return _affine(images, fill, (1.0, 0.3 * amount * sign, 0.0), (0.0, 1.0, 0.0))
-
-
-def _shear_y(images: np.ndarray, amount: float, sign: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    return _affine(images, fill, (1.0, 0.0, 0.0), (0.3 * amount * sign, 1.0, 0.0))
-
-
-def _translate_x(
-    images: np.ndarray, amount: float, sign: np.ndarray, fill: np.ndarray
-) -> np.ndarray:
-    right = 0.45 * amount * sign * images.shape[2]
-    return _affine(images, fill, (1.0, 0.0, right), (0.0, 1.0, 0.0))
-
-
-def _translate_y(
-    images: np.ndarray, amount: float, sign: np.ndarray, fill: np.ndarray
-) -> np.ndarray:
-    down = 0.45 * amount * sign * images.shape[1]
-    return _affine(images, fill, (1.0, 0.0, 0.0), (0.0, 1.0, down))
-
-
 Row = tuple[float | np.ndarray, float | np.ndarray, float | np.ndarray]
 
 
-def _affine(images: np.ndarray, fill: np.ndarray, column: Row, row: Row) -> np.ndarray:
+def _affine(
+    images: np.ndarray,
+    fill: np.ndarray,
+    column: Row = (1.0, 0.0, 0.0),
+    row: Row = (0.0, 1.0, 0.0),
+) -> np.ndarray:
     """Returns each image after an affine map, by nearest pixels.
 
     Args:
@@ -670,6 +653,18 @@ def _bytes(values: np.ndarray) -> np.ndarray:
     return np.clip(values, 0, 255).astype("uint8")  # truncates, like Pillow
 
 
+SHEARS: tuple[Operation, ...] = (
+    lambda x, amount, sign, fill: _affine(x, fill, column=(1.0, 0.3 * amount * sign, 0.0)),
+    lambda x, amount, sign, fill: _affine(x, fill, row=(0.3 * amount * sign, 1.0, 0.0)),
+)
+TRANSLATIONS: tuple[Operation, ...] = (
+    lambda x, amount, sign, fill: _affine(
+        x, fill, column=(1.0, 0.0, 0.45 * amount * sign * x.shape[2])
+    ),
+    lambda x, amount, sign, fill: _affine(
+        x, fill, row=(0.0, 1.0, 0.45 * amount * sign * x.shape[1])
+    ),
+)
 OPERATIONS: tuple[Operation, ...] = (
     _autocontrast,
     _equalize,
@@ -682,8 +677,6 @@ OPERATIONS: tuple[Operation, ...] = (
     _contrast,
     _brightness,
     _sharpness,
-    _shear_x,
-    _shear_y,
-    _translate_x,
-    _translate_y,
+    *SHEARS,
+    *TRANSLATIONS,
 )

@@ -82,6 +82,11 @@ OF_MASKS = ("resize_output_mask", "aspect_ratio")
 OF_CROPS = ("crop_to_aspect_ratio", "resize_size", "rounds_center", "resize_mode")
 
 
+def of_resizing(name: str, doc: str) -> Any:
+    """Returns a property of a preprocessor for a setting of its `resizing`."""
+    return property(lambda preprocessor: getattr(preprocessor.resizing, name), doc=doc)
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     """Resizes, scales to [0, 1] and normalises images.
@@ -120,6 +125,13 @@ class ViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     family = "vit"
     # False if labels are of whole images.
     may_crop: ClassVar[bool] = True
+
+    interpolation = of_resizing("interpolation", "The kernel that resizes.")
+    antialias = of_resizing("antialias", "True if images are smoothed when they are made smaller.")
+    crop_to_aspect_ratio = of_resizing("crop_to_aspect_ratio", "True if images are cropped.")
+    resize_size = of_resizing("resize_size", "The size before the center crop, or None.")
+    rounds_center = of_resizing("rounds_center", "True if the crop is rounded as in torchvision.")
+    resize_mode = of_resizing("resize_mode", "The `resize_mode` argument of the class.")
 
     def __init__(
         self,
@@ -168,36 +180,6 @@ class ViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
                 f"{', '.join(OF_CROPS)} out, and give an image converter with "
                 "crop_to_aspect_ratio=False"
             )
-
-    @property
-    def interpolation(self) -> str:
-        """The kernel that resizes."""
-        return self.resizing.interpolation
-
-    @property
-    def antialias(self) -> bool:
-        """True if images are smoothed when they are made smaller."""
-        return self.resizing.antialias
-
-    @property
-    def crop_to_aspect_ratio(self) -> bool:
-        """True if images are cropped instead of stretched."""
-        return self.resizing.crop_to_aspect_ratio
-
-    @property
-    def resize_size(self) -> int | tuple[int, int] | None:
-        """The size before the center crop, or None."""
-        return self.resizing.resize_size
-
-    @property
-    def rounds_center(self) -> bool:
-        """True if the center crop is rounded as in torchvision."""
-        return self.resizing.rounds_center
-
-    @property
-    def resize_mode(self) -> str:
-        """The `resize_mode` argument of the class."""
-        return self.resizing.resize_mode
 
     @property
     def image_converter(self) -> ViTImageConverter:

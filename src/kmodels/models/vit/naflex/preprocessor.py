@@ -15,6 +15,7 @@ from kmodels.models.blocks.image_converter import picture
 from kmodels.models.blocks.preprocessing import ImageClassifierPreprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
+from kmodels.models.vit.preprocessor import of_resizing
 
 ARGUMENTS = ("patch_size", "max_num_patches", "mean", "std", "interpolation", "enlarge")
 
@@ -49,6 +50,7 @@ class NaFlexViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     """
 
     family = "vit"
+    interpolation = of_resizing("interpolation", "The kernel that resizes.")
 
     def __init__(
         self,
@@ -71,11 +73,6 @@ class NaFlexViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
             )
         self.enlarge = enlarge
         self.resizing = ResizingOfBytes(interpolation)
-
-    @property
-    def interpolation(self) -> str:
-        """The kernel that resizes."""
-        return self.resizing.interpolation
 
     def patches(self, image: Data) -> tuple[np.ndarray, tuple[int, int]]:
         """Returns the patches of an image (P, patch * patch * C), and its rows and columns."""
