@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -148,8 +148,6 @@ def _kinds_of_call(function: Callable[..., Any]) -> dict[str, Kind]:
 
 def _kind(annotation: Any) -> Kind | None:
     origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is None and is_dataclass(annotation) and isinstance(annotation, type):
-        return lambda x: isinstance(x, annotation), f"{annotation.__name__}(...)"
     if origin is None:
         return _SIMPLE.get(annotation) if isinstance(annotation, type) else None
     if origin is Literal:
@@ -158,8 +156,6 @@ def _kind(annotation: Any) -> Kind | None:
         return lambda x: isinstance(x, str) and x in parts, " or ".join(map(repr, parts))
     if origin in (dict, Mapping):
         return lambda x: isinstance(x, Mapping), "a dictionary"
-    if origin is Callable:
-        return callable, "a function"
     kinds = [_kind(part) for part in parts if part is not ...]
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds) or not known:

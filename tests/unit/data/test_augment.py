@@ -363,7 +363,6 @@ def loader(**settings):
             {"augment": ALL, "one_hot": 5},
             "one_hot is 5 and num_classes of augment 4; leave",
         ),
-        (loader, {"augment": {"flip": True}}, r"augment is .*; give Augment\(\.\.\.\) or None"),
         (maker, {"source": ArraySource(IMAGES[:0], LABELS[:0])}, "the data is empty"),
     ],
 )
