@@ -70,8 +70,8 @@ class Settings(recipe.Common):
 
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
-    *("preset", "data", "images", "held_out", "sequence_length", "train", "rank", "alpha"),
-    *("batch_size", "accumulate", "loss_normalization", "seed"),
+    *("preset", "weights", "data", "images", "held_out", "sequence_length", "train", "rank"),
+    *("alpha", "batch_size", "accumulate", "loss_normalization", "seed"),
 )
 # The demonstration's model is larger than the preset, which is made for tests.
 TEXT = {

@@ -52,7 +52,7 @@ class Settings(recipe.Common):
 
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
-    *("preset", "layers", "teacher", "teacher_preset", "data", "batch_size"),
+    *("preset", "layers", "teacher", "teacher_preset", "teacher_epochs", "data", "batch_size"),
     *("temperature", "share", "accumulate", "seed"),
 )
 

@@ -114,7 +114,7 @@ class Settings(recipe.Common):
 FIXED = (
     *("preset", "data", "held_out", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
-    "loss_normalization",
+    *("loss_normalization", "first_steps"),
 )
 # The demonstration's base model is wider than the preset, which is made for tests.
 DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}

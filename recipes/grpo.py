@@ -96,7 +96,7 @@ FIXED = (
     *("preset", "data", "held_out", "reward", "group_size", "rollout_batches", "prompt_length"),
     *("max_new_tokens", "temperature", "normalization", "scale_rewards", "epsilon"),
     *("epsilon_high", "beta", "rank", "alpha", "targets"),
-    *("quantize", "batch_size", "seed"),
+    *("quantize", "batch_size", "seed", "first_steps"),
 )
 VOCABULARY = 512
 PROMPTS = 200

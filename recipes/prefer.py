@@ -117,7 +117,7 @@ FIXED = (
     *("label_smoothing", "margin"),
     *("length_normalized", "sft_weight", "reference_free", "desirable_weight"),
     *("undesirable_weight", "rank", "alpha", "targets", "quantize"),
-    *("batch_size", "accumulate", "seed"),
+    *("batch_size", "accumulate", "seed", "first_steps"),
 )
 VOCABULARY = 512
 PAIRS = 200

@@ -156,7 +156,10 @@ FROM_SCRATCH = {"learning_rate": 3e-3}
 # A rate of 3e-3 for all blocks destroys pretrained features (docs/tasks/fine_tune_vit.md).
 PRETRAINED = {"learning_rate": 3e-4, "layer_decay": 0.75}
 # Settings that a resumed run must share with the one it continues.
-FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", "seed")
+FIXED = (
+    *("preset", "weights", "data", "image_size", "batch_size", "accumulate", "seed"),
+    *("positions", "kernel_std", "layer_scale", "head_std", "pooled_norm"),
+)
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:

@@ -95,10 +95,10 @@ class Comparison:
         by_prompt: dict[str, dict[str, Any]] = {}
         for place, (run, label) in enumerate(zip(self.runs, self.labels, strict=True)):
             for sample in run.result.get("samples", ()):
-                prompt = by_prompt.setdefault(sample["prompt"], {"answers": []})
+                prompt = by_prompt.setdefault(sample.get("prompt", ""), {"answers": []})
                 if not prompt["answers"] and "before" in sample:
                     prompt["answers"].append(("before", sample["before"], None))
-                prompt["answers"].append((label, sample["after"], place))
+                prompt["answers"].append((label, sample.get("after", ""), place))
         return [{"prompt": prompt, **rest} for prompt, rest in by_prompt.items()]
 
     def write(self, path: str | Path = NAME) -> Path:

@@ -15,7 +15,7 @@ from kmodels.core.errors import InputError, shown
 from kmodels.core.files import atomic_write, is_remote, local_path, no_link, remove_leftovers
 from kmodels.core.metric_names import best_of
 from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json, read_optional
-from kmodels.runs import history
+from kmodels.runs import console, history
 
 # By class of the model: the command that uses it, and the last line of an example in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
@@ -67,7 +67,10 @@ RESULT: Shape = {
     "preferences": [{"prompt": str, "answers": [{"label": str, "text": str, "change": NUMBER}]}],
     "before": {},
     "after": {},
-    "probe": {"ways": [{}], "map": {}},
+    "probe": {
+        "ways": [{"name": Needed(str), "val": Needed(NUMBER), "test": Needed(NUMBER)}],
+        "map": {"points": Needed([[NUMBER] * 3]), "classes": Needed([str])},
+    },
 }
 _PICTURE: Shape = {
     **dict.fromkeys(("image", "label", "said", "second"), Needed(str)),
@@ -202,10 +205,18 @@ class Folder:
             return None
 
     def write_config(self) -> Path:
-        """Writes the settings to config.json."""
-        content = {"recipe": self.recipe, **dataclasses.asdict(self.settings)}
+        """Writes the settings to config.json; a resumed run prints those that differ from it."""
+        settings = dataclasses.asdict(self.settings)
+        former = read_optional(self.path / "config.json", {}) if self.settings.resume else {}
+        changes = [
+            f"--{name.replace('_', '-')} was {former[name]}, is {value}"
+            for name, value in shown(settings).items()
+            if name in former and name not in OF_A_CALL and former[name] != value
+        ]
+        if changes:
+            console.say(f"changed since the run began: {'; '.join(changes)}")
         self.note(defaults=_defaults(self.settings))
-        return self.write_json("config.json", content)
+        return self.write_json("config.json", {"recipe": self.recipe, **settings})
 
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
         """Writes a file of the run atomically, without the passwords of addresses.

@@ -55,6 +55,12 @@ def test_answers_stand_under_their_prompt(runs):
     assert len(first["answers"]) == 3
 
 
+def test_answers_without_a_prompt_or_a_text_are_shown(runs):
+    (runs[0] / "result.json").write_text(json.dumps({"samples": [{}, {"prompt": "a"}]}))
+    first, *_ = Comparison(runs).samples
+    assert first == {"prompt": "", "answers": [("first/run", "", 0)]}
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_all_of_it(better, tmp_path, width):
     images, *_ = run_folders.images(tmp_path / "images")

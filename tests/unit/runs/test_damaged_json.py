@@ -52,6 +52,13 @@ SHAPE = {
 }
 
 
+def test_a_probe_without_a_name_is_one_line(tmp_path):
+    result = {**run_folders.RESULT, "probe": {"ways": [{"val": 0.5, "test": 0.5}]}}
+    folder = tmp_path / "run"
+    run_folders.write(folder, result=result)
+    refused("result.json: .*name", report.write, folder)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from command_line import run
+from kmodels.runs.run_folder import OF_A_CALL, Folder
 from kmodels.runs.settings import GROUPS, Common, flag, parse, shipped
 from recipe_modules import RECIPES, load
 from refusals import refused
@@ -94,6 +95,23 @@ def test_a_file_comes_after_the_run_that_continues(tmp_path):
     words = written(tmp_path, "rate: 0.2\n")
     found = parse(Settings, [*words, "--out", str(tmp_path), "--resume"])
     assert (found.rate, found.kind) == (0.2, "b")
+
+
+def test_each_setting_that_a_resumed_run_changes_is_named(tmp_path, capsys):
+    def begin(**values):
+        folder = Folder("r", str(tmp_path), Settings(**values), resume=True)
+        folder.write_config()
+        folder.close()
+        return " ".join(capsys.readouterr().out.split())
+
+    assert begin(name="s3://a:b@c") == begin(name="s3://a:b@c", resume=True, out="there") == ""
+    fixed = {*OF_A_CALL, "name"}
+    for field in dataclasses.fields(Settings):
+        if field.name not in fixed:
+            flag = f"--{field.name.replace('_', '-')}"
+            said = f"changed since the run began: {flag} was {field.default}, is other"
+            assert begin(**{field.name: "other"}, name="s3://a:b@c", resume=True) == said
+            begin(name="s3://a:b@c")
 
 
 def test_an_edited_config_of_the_run_is_checked(tmp_path):
@@ -256,10 +274,13 @@ def test_help_is_not_read_as_markup(capsys):
     assert "Reads [red]names[/red] and [/nothing] :cat:." in capsys.readouterr().out
 
 
-# Settings that choose the records of a step, what its loss counts, or which models there are.
+# Settings that choose the records of a step, what its loss counts, or which models there are, and
+# those that have an effect at the start of a run alone.
 OF_DATA = {
     *("data", "images", "held_out", "image_size", "sequence_length", "template", "pack"),
     *("batch_size", "accumulate", "loss_on", "loss_normalization", "rates", "seed"),
+    *("positions", "kernel_std", "layer_scale", "head_std", "pooled_norm", "teacher_epochs"),
+    "first_steps",
 }
 
 
