@@ -53,9 +53,9 @@ class Checkpoint(Checked, FitCallback):
     SIGTERM, SIGINT and SIGHUP save at the end of the batch, and end the process with 143, 130
     or 129.
 
-    A hyperparameter of the optimizer that the script has changed since the run began takes effect,
-    and a line says so. Of several Checkpoints in one `fit`, such as one every 100 steps and one for
-    the best epochs, the first one resumes the run and handles signals.
+    A hyperparameter of the model, its loss or its optimizer that the script has changed since the
+    run began takes effect, and a line says so. Of several Checkpoints in one `fit`, such as one
+    every 100 steps and one for the best epochs, the first one resumes the run and handles signals.
 
     A run on many devices may continue on another mesh, with another number of processes, on one
     device, and on another backend. One process writes each array whole. Each of several processes
@@ -173,7 +173,7 @@ class Checkpoint(Checked, FitCallback):
             The checkpoint that the model was filled from, or None.
         """
         self._reserve(model)
-        self._numbers = state.given_numbers(model.optimizer, beside)
+        self._numbers = state.given_numbers(model, beside)
         if (newest := manager.newest(self.directory)) is not None:
             self._restore(model, steps_per_epoch, *newest)
         self._prepared = True
@@ -186,7 +186,8 @@ class Checkpoint(Checked, FitCallback):
         self._reset()
         self.preemption.reset()
         if self._only_trainable is None:
-            self._only_trainable = state.has_adapters(model)
+            names = (variable.name for variable in model.trainable_variables)
+            self._only_trainable = any(name.startswith("lora_") for name in names)
         if self._only_trainable:
             self._base = {"sha256": state.base_digest(model), "origin": self._origin}
 
@@ -208,8 +209,12 @@ class Checkpoint(Checked, FitCallback):
         manager.restore(path, run, model)
         _say(f"resumed from {path} at step {run.step}")
         if changed := state.changed_numbers(run, numbers, optimizer):
-            _say(state.describe_changes(changed))
-        self._changed_rates = {k: v for k, v in rates.items() if state.rate_slot(k) in changed}
+            parts = [f"{name} was {former}, is {new}" for name, (former, new) in changed.items()]
+            _say(
+                "settings were changed since the checkpoint, and the new values are used: "
+                f"{state.shortened(parts)}"
+            )
+        self._changed_rates = {k: v for k, v in rates.items() if k in changed}
         state.restore_rates(optimizer, self._changed_rates)
         # As given, if a callback changed it.
         former = run.numbers or {}
@@ -251,6 +256,9 @@ class Checkpoint(Checked, FitCallback):
             return
         assert self._path is not None  # since it resumes
         run = self.began_with = self.began_with.with_arrays(self._path)
+        lost = [name for name, changes in run.callbacks.items() if changes]
+        if lost := [name for name in lost if name not in self._others]:
+            _say(f"the run had other callbacks, whose state is dropped: {', '.join(lost)}")
         epochs = self.params["epochs"]
         keras_internals.set_initial_epoch(self.model, epochs if run.ended else run.epoch)
         if run.ended or run.epoch >= epochs:
@@ -496,7 +504,7 @@ class Checkpoint(Checked, FitCallback):
             rng={"now": now, "epoch": begun},
             callback_arrays=callback_arrays,
         )
-        rates = {state.rate_slot(k): v for k, v in now.items() if state.is_rate(k)}
+        rates = {name: values for name, values in now.items() if state.is_rate(name)}
         arrays["optimizer"] = format.replace(arrays["optimizer"], rates)
         keeper = manager.keeper_of(self.directory)
         keep = self._keep if keeper is None else None

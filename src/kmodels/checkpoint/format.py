@@ -166,7 +166,7 @@ def arrays_of_data(state: Any) -> Arrays:
     if state is None:
         return {}
     arrays: Arrays = {}
-    text = json.dumps(_encode(state, arrays))
+    text = json.dumps(encode(state, arrays))
     return {**arrays, _JSON: np.frombuffer(text.encode(), np.uint8)}
 
 
@@ -174,22 +174,27 @@ def data_of_arrays(arrays: Mapping[str, np.ndarray]) -> Any:
     """Returns the state of a loader from its arrays."""
     if _JSON not in arrays:
         return None
-    return _decode(json.loads(arrays[_JSON].tobytes()), arrays)
+    return decode(json.loads(arrays[_JSON].tobytes()), arrays)
 
 
-def _encode(value: Any, arrays: Arrays) -> Any:
+def encode(value: Any, arrays: Arrays) -> Any:
+    """Returns nested plain values as JSON values, whose arrays are added to `arrays` by a number.
+
+    Raises:
+        InputError: for a value that is not a number, string, bytes, array or nest of them.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list):
-        return [_encode(part, arrays) for part in value]
+        return [encode(part, arrays) for part in value]
     if isinstance(value, tuple):
-        return {_TUPLE: [_encode(part, arrays) for part in value]}
+        return {_TUPLE: [encode(part, arrays) for part in value]}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and not _MARKS & set(value):
-            return {key: _encode(part, arrays) for key, part in value.items()}
-        return {_ITEMS: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
+            return {key: encode(part, arrays) for key, part in value.items()}
+        return {_ITEMS: [[encode(k, arrays), encode(v, arrays)] for k, v in value.items()]}
     name = str(len(arrays))
     if isinstance(value, bytes):
         arrays[name] = np.frombuffer(value, np.uint8)
@@ -211,18 +216,19 @@ def _encode(value: Any, arrays: Arrays) -> Any:
     )
 
 
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Returns the values of `encode`."""
     if isinstance(value, list):
-        return [_decode(part, arrays) for part in value]
+        return [decode(part, arrays) for part in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1 or not _MARKS & set(value):
-        return {key: _decode(part, arrays) for key, part in value.items()}
+        return {key: decode(part, arrays) for key, part in value.items()}
     ((mark, content),) = value.items()
     if mark == _TUPLE:
-        return tuple(_decode(part, arrays) for part in content)
+        return tuple(decode(part, arrays) for part in content)
     if mark == _ITEMS:
-        return {_decode(k, arrays): _decode(v, arrays) for k, v in content}
+        return {decode(k, arrays): decode(v, arrays) for k, v in content}
     if mark == _TENSOR:
         name, package = content
         return importlib.import_module(_module(package)).from_array(arrays[name])

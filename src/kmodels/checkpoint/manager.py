@@ -250,7 +250,8 @@ def save(
 
         return guarded
 
-    all_or_raise("checkpoint is finite", lambda: _check_finite(arrays))
+    weights = arrays["model"], arrays["optimizer"]
+    all_or_raise("checkpoint is finite", lambda: [*map(state.check_finite, weights)])
     with ExitStack() as stack:
         begin = saying(lambda: str(stack.enter_context(atomic_directory(target))))
         new = Path(processes.broadcast("checkpoint begins", begin))
@@ -275,11 +276,6 @@ def save(
 
         processes.broadcast("checkpoint ends", saying(end))
     return target
-
-
-def _check_finite(arrays: Mapping[str, Arrays]) -> None:
-    for part in ("model", "optimizer"):
-        state.check_finite(arrays[part])
 
 
 def _write(new: Path, run: RunState, arrays: Mapping[str, Arrays]) -> dict[str, Any]:

@@ -92,11 +92,6 @@ def named(variables: Iterable[Any]) -> dict[str, Any]:
     return by_path
 
 
-def has_adapters(model: keras.Model) -> bool:
-    """Returns True if LoRA matrices are trained."""
-    return any(variable.name.startswith("lora_") for variable in model.trainable_variables)
-
-
 def frozen(model: keras.Model) -> dict[str, Any]:
     """Returns the weights that training does not change, by path."""
     moved = {id(variable) for variable in model.trainable_variables}
@@ -411,7 +406,7 @@ class RunState:
         optimizer: class and name.
         order: random seed and epoch, which determine the order of the data.
         schedule: config of the learning rate schedule, or None.
-        numbers: hyperparameters of the optimizer, as the user gave them.
+        numbers: hyperparameters of model and optimizer, as the user gave them.
         settings: plain values that a resumed run must share.
         backend: name of the Keras backend.
         versions: versions of packages.
@@ -463,8 +458,10 @@ class RunState:
         own = {f"{_DATA}{name}": array for name, array in format.arrays_of_data(self.data).items()}
         for moment, states in self.rng.items():
             own |= {f"{_RNG}{moment}/{name}": array for name, array in states.items()}
-        shared = self.callback_arrays if processes.is_rank_zero() else {}
-        return {**shared, **{format.here(name): array for name, array in own.items()}}
+        own = {format.here(name): array for name, array in own.items()}
+        if processes.is_rank_zero():
+            own |= {f"{_CALLBACKS}{name}": array for name, array in self.callback_arrays.items()}
+        return own
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunState":
@@ -481,8 +478,7 @@ class RunState:
             moment, _, kind = name.partition("/")
             rng.setdefault(moment, {})[kind] = values
         data = format.data_of_arrays(_within(arrays, _DATA))
-        own = {name: values for name, values in arrays.items() if name.startswith(_CALLBACKS)}
-        return replace(self, data=data, rng=rng, callback_arrays=own)
+        return replace(self, data=data, rng=rng, callback_arrays=_within(arrays, _CALLBACKS))
 
 
 def _within(arrays: Arrays, prefix: str) -> Arrays:
@@ -541,7 +537,7 @@ def host_generators_are(states: Mapping[str, np.ndarray]) -> bool:
 
 
 def rates(optimizer: keras.Optimizer) -> Arrays:
-    """Returns the learning rates that are numbers; a callback cannot change a schedule."""
+    """Returns the learning rates that are numbers, by slot; callbacks cannot change a schedule."""
     return whole(_rate_variables(optimizer))
 
 
@@ -554,20 +550,11 @@ def restore_rates(optimizer: keras.Optimizer, states: Mapping[str, np.ndarray]) 
 
 def is_rate(name: str) -> bool:
     """Returns True for the name of a learning rate, that of one objective among several too."""
-    return name.rpartition("/")[2] == "rate"
-
-
-def rate_slot(name: str) -> str:
-    """Returns the name that a learning rate has among the slots of the optimizer."""
-    return name.removesuffix("rate") + "learning_rate"
+    return name.rpartition("/")[2] == "learning_rate"
 
 
 def _rate_variables(optimizer: keras.Optimizer) -> dict[str, Any]:
-    return {
-        name.removesuffix("learning_rate") + "rate": variable
-        for name, variable in slots(optimizer).items()
-        if name.rpartition("/")[2] == "learning_rate"
-    }
+    return {name: variable for name, variable in slots(optimizer).items() if is_rate(name)}
 
 
 # What other callbacks know
@@ -576,7 +563,6 @@ def _rate_variables(optimizer: keras.Optimizer) -> dict[str, Any]:
 # their state. So it is what training changed among their plain attributes. Settings do not change,
 # and those of the resumed run hold.
 
-_ARRAY = "__array__"
 # By class and number: the callback, and its plain attributes before the `fit`.
 Callbacks = Mapping[str, tuple[Any, Mapping[str, Any]]]
 
@@ -603,13 +589,13 @@ def callback_changes(callbacks: Callbacks, arrays: Arrays) -> dict[str, dict[str
 
     Args:
         callbacks: of `before_fit`.
-        arrays: receives the arrays among them, by a name that stands in their place.
+        arrays: receives the arrays among them, see `format.encode`.
     """
     return {
         name: {
-            attribute: _encode(value, f"{_CALLBACKS}{name}/{attribute}", arrays)
+            attribute: format.encode(value, arrays)
             for attribute, value in _plain(callback).items()
-            if not _same(before.get(attribute, _ARRAY), value)
+            if attribute not in before or not _same(before[attribute], value)
         }
         for name, (callback, before) in callbacks.items()
     }
@@ -622,7 +608,7 @@ def restore_callbacks(callbacks: Callbacks, run: RunState) -> None:
         if callback is None:
             continue
         for attribute, value in changes.items():
-            setattr(callback, attribute, _decode(value, run.callback_arrays))
+            setattr(callback, attribute, format.decode(value, run.callback_arrays))
         if hasattr(callback, "monitor"):
             keras_internals.preserve_monitor(callback, list(changes))
 
@@ -655,32 +641,13 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _encode(value: Any, name: str, arrays: Arrays) -> Any:
-    if isinstance(value, np.ndarray):
-        arrays[name] = value
-        return {_ARRAY: name}
-    if isinstance(value, list | tuple):
-        return [_encode(part, f"{name}/{number}", arrays) for number, part in enumerate(value)]
-    if isinstance(value, dict):
-        return {key: _encode(part, f"{name}/{key}", arrays) for key, part in value.items()}
-    return value.item() if isinstance(value, np.number) else value
-
-
-def _decode(value: Any, arrays: Arrays) -> Any:
-    if isinstance(value, list):
-        return [_decode(part, arrays) for part in value]
-    if isinstance(value, dict):
-        if set(value) == {_ARRAY}:
-            return arrays[value[_ARRAY]]
-        return {key: _decode(part, arrays) for key, part in value.items()}
-    return value
-
-
 # The identity of a run, and the hyperparameters of its optimizer
 
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 # A user's own schedule need not have a config, and an optimizer of optax has none.
 _NO_CONFIG = (NotImplementedError, InputError)
+# Values in the config of a layer that are its own, or are compared otherwise.
+_OWN = ("name", "seed", "trainable", "dtype")
 _FIRST_RATES: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
 
 
@@ -720,9 +687,9 @@ def check_same(
         InputError: lists all differences.
     """
     wrong = [
-        f"{name} was {run.settings.get(name)!r}"
-        for name, value in settings.items()
-        if run.settings.get(name) != value
+        f"{name} was {run.settings.get(name)!r}" + ("" if name in settings else ", and is missing")
+        for name in {**settings, **run.settings}
+        if run.settings.get(name) != settings.get(name)
     ]
     if run.optimizer not in (None, name := _name(optimizer)):
         wrong.append(f"the optimizer was {run.optimizer}, not {name}")
@@ -756,18 +723,20 @@ def _schedule(optimizer: keras.Optimizer) -> Any:
     return rate if isinstance(rate, dict) else None
 
 
-def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dict[str, Any]:
-    """Returns the hyperparameters that the user gave an optimizer, by names such as "beta_1".
+def given_numbers(model: keras.Model, beside: Iterable[Any] = ()) -> dict[str, Any]:
+    """Returns the hyperparameters of a model and its optimizer, by names such as "beta_1".
 
     Args:
-        optimizer: built; nothing has been restored into it yet.
+        model: compiled, with a built optimizer; nothing has been restored into it yet.
         beside: callbacks. If they set the learning rate, one that this process has trained with is
             theirs, so the given one is that of its first time.
 
     Returns:
-        Plain values; for example "learning_rate.decay_steps" for a schedule's. The rates alone if
-        the optimizer or its schedule has no config.
+        Plain values; for example "learning_rate.decay_steps" for a schedule's, and the set of those
+        of all layers of a class as "Dropout.rate". The rates alone if the optimizer or its schedule
+        has no config.
     """
+    optimizer = model.optimizer
     try:
         config = dict(_flat("", optimizer.get_config()))
     except _NO_CONFIG:
@@ -778,9 +747,28 @@ def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dic
         for name, value in config.items()
         if name.rpartition(".")[2] != "learning_rate" or not isinstance(value, float)
     }
-    now = _rates_by_slot(optimizer)
+    now = _rates(optimizer)
     first = _FIRST_RATES.setdefault(optimizer, now)
-    return numbers | (first if any(isinstance(c, _SET_RATES) for c in beside) else now)
+    numbers |= first if any(isinstance(c, _SET_RATES) for c in beside) else now
+    return numbers | _of_layers(model)
+
+
+def _of_layers(model: keras.Model) -> dict[str, Any]:
+    """Returns the plain values in the configs of layers and losses, and the dtype policies."""
+    layers = [x for x in keras_internals.sublayers(model) if not isinstance(x, keras.Model)]
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    values = {"loss": {getattr(x, "name", None) or getattr(x, "__name__", x) for x in losses}}
+    for part in [*layers, *losses]:
+        if hasattr(part, "dtype_policy"):
+            values.setdefault("dtype", set()).add(part.dtype_policy.name)
+        try:
+            config = part.get_config()
+        except Exception:  # A user's own layer need not have a config.
+            continue
+        for name, value in config.items():
+            if name not in _OWN and isinstance(value, bool | int | float | str):
+                values.setdefault(f"{type(part).__name__}.{name}", set()).add(value)
+    return {name: ", ".join(sorted(map(str, every))) for name, every in values.items()}
 
 
 def changed_numbers(
@@ -795,7 +783,7 @@ def changed_numbers(
     """
     if run.numbers is None:
         return {}
-    before, current = run.numbers, _rates_by_slot(optimizer)
+    before, current = run.numbers, _rates(optimizer)
     changed = {}
     for name in sorted({*before, *settings}):
         former, new = before.get(name), settings.get(name)
@@ -803,15 +791,6 @@ def changed_numbers(
         if not _equal(former, new) and not _equal(now, new):
             changed[name] = now, new
     return changed
-
-
-def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Returns one line that names each changed number with both values."""
-    parts = [f"{name} was {former}, is {new}" for name, (former, new) in changed.items()]
-    return (
-        f"the optimizer was changed since the checkpoint, and the new values are used: "
-        f"{shortened(parts)}"
-    )
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -835,8 +814,8 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _rates_by_slot(optimizer: keras.Optimizer) -> dict[str, float]:
-    return {rate_slot(name): float(value) for name, value in rates(optimizer).items()}
+def _rates(optimizer: keras.Optimizer) -> dict[str, float]:
+    return {name: float(value) for name, value in rates(optimizer).items()}
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -200,6 +200,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(tmp_path, epochs=1, settings={"data": "a"})
     other = {"epochs": 2, "settings": {"data": "b"}}
     refused("is of another run: data was 'a'; give the same", run, tmp_path, **other)
+    refused("data was 'a', and is missing; give the same", run, tmp_path, epochs=2)
     message = "holds checkpoints of a run; continue it with resume=True"
     refused(message, run, tmp_path, resume=False)
     model, callbacks = make_model(), [Checkpoint(tmp_path)]

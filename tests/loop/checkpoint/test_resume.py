@@ -94,7 +94,7 @@ def test_a_changed_number_is_used_and_said(tmp_path, capsys):
             checkpoints[0].wait()
         return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
-    changed = "the optimizer was changed since the checkpoint, and the new values are used: "
+    changed = "settings were changed since the checkpoint, and the new values are used: "
     part(5)
     assert part(8, rate=0.01, beta_1=0.8, weight_decay=0.1) == pytest.approx(0.01)
     said = capsys.readouterr().out
@@ -112,6 +112,36 @@ def test_a_changed_number_is_used_and_said(tmp_path, capsys):
     assert changed not in capsys.readouterr().out
     assert part(None, 5, **{**same, "rate": 0.02}) == pytest.approx(0.02)
     assert "learning_rate was 0.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rate": 0.5}, "Dropout.rate was 0.25, is 0.5"),
+        ({"activation": "gelu"}, "Dense.activation was linear, tanh, is gelu, linear"),
+        ({"dtype": "mixed_bfloat16"}, "dtype was float32, is float32, mixed_bfloat16"),
+        ({"loss": "hinge"}, "loss was mse, is hinge"),
+        (
+            {"loss": keras.losses.MeanSquaredError("mean_with_sample_weight")},
+            "MeanSquaredError.reduction was None, is mean_with_sample_weight; "
+            "loss was mse, is mean_squared_error",
+        ),
+        ({}, ""),
+    ],
+)
+def test_changed_settings_of_a_model_are_said(tmp_path, capsys, changed, said):
+    def train(epochs, rate=0.25, activation="tanh", loss="mse", dtype=None):
+        dense = keras.layers.Dense(4, activation=activation, dtype=dtype)
+        model = keras.Sequential([dense, keras.layers.Dropout(rate), keras.layers.Dense(1)])
+        model.compile("sgd", loss, jit_compile=JIT)
+        fit(model, [Checkpoint(tmp_path)], epochs)
+        return capsys.readouterr().out
+
+    train(1)
+    line = "settings were changed since the checkpoint, and the new values are used: "
+    out = train(2, **changed)
+    assert out.partition(line)[2].strip() == said and bool(said) == (line in out)
+    assert line not in train(3, **changed)
 
 
 @pytest.mark.nightly("tensorflow")
