@@ -106,16 +106,18 @@ class ParallelPlan:
                 number or in the first one.
         """
         # Imported here: families import this package to register their layout.
+        from kmodels.data.pipeline.indexed import IndexedBatches
         from kmodels.data.pipeline.kinds import as_dataset, pipeline
         from kmodels.data.pipeline.request import Method
 
-        size = batch_size or 32
         if own:
-            self.check_batch(size)
-            size //= self.engine.shards
+            self.check_batch(batch_size or 32)
+            batch_size = (batch_size or 32) // self.engine.shards
         shuffle = training if shuffle is None else shuffle
-        data = as_dataset(x, y, sample_weight, size, shuffle=shuffle)
-        if seed is not None and hasattr(data, "seed"):
+        data = as_dataset(x, y, sample_weight, batch_size, shuffle=shuffle)
+        if seed is not None:
+            if not isinstance(data, IndexedBatches):
+                raise InputError(f"seed is {seed}, and x has an order of its own; leave seed out")
             data.seed = seed
         return pipeline(data, self.rule(own), Method.FIT if training else Method.EVALUATE)
 

@@ -73,6 +73,8 @@ class TextLoader(_Loader):
         InputError: if there is no row or no token to learn in them, or for rows in another form.
     """
 
+    derived = ("count", "weights", "tokens")
+
     def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
         if not isinstance(rows, tuple | list) or len(rows) != 3 or not isinstance(rows[0], Mapping):
             raise InputError(

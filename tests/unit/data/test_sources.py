@@ -11,9 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmodels.data import ArraySource, ImageLoader, ImageSource, open_boxes, open_dataset, open_masks
+from kmodels.data import (
+    ArraySource,
+    Augment,
+    ImageLoader,
+    ImageSource,
+    MaskLoader,
+    NaFlexLoader,
+    ViewLoader,
+    open_boxes,
+    open_dataset,
+    open_masks,
+)
 from kmodels.data.images import datasets
 from kmodels.data.images.sources import split
+from kmodels.text import RecordLoader, TextLoader
 from python_process import run_python
 from refusals import refused
 
@@ -244,10 +256,33 @@ def test_arrays_in_another_range_are_named(images):
         ArraySource(images, np.arange(4))
 
 
-@pytest.mark.parametrize("name", ["shuffle", "seed", "augment", "drop_last", "batch_size"])
-def test_settings_of_a_loader_that_are_set_later_are_refused(name):
-    loader = ImageLoader(ArraySource(IMAGES, np.arange(4)), 2)
-    refused(f"{name} cannot be set later; make another ImageLoader", setattr, loader, name, 1)
+PICTURES = ArraySource(IMAGES, np.arange(4))
+ROWS = ({"token_ids": np.ones((4, 3), "int32")}, np.ones((4, 3), "int32"), np.ones((4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (
+            lambda: ImageLoader(PICTURES, 2),
+            "shuffle seed augment drop_last batch_size workers worker_count",
+        ),
+        (lambda: ViewLoader(PICTURES, 2, [Augment()]), "views seed"),
+        (lambda: MaskLoader(open_masks("scenes:20").train, 2), "flip crop scale distort"),
+        (lambda: NaFlexLoader(PICTURES, 2), "patch_size rows min_num_patches batch_size"),
+        (lambda: TextLoader(ROWS, 2), "rows batch_size shuffle seed weights count"),
+        (lambda: RecordLoader(["a"], str, 2), "records preprocessor batch_size"),
+    ],
+    ids=["images", "views", "masks", "naflex", "texts", "records"],
+)
+def test_settings_of_a_loader_that_are_set_later_are_refused(make, names):
+    loader = make()
+    for name in names.split():
+        message = f"{name} cannot be set later; make another {type(loader).__name__}"
+        refused(message, setattr, loader, name, 1)
+    loader.set_epoch(1)
+    loader.own = loader.own_too = 1
+    loader.own = 2
 
 
 @pytest.mark.parametrize("size", [16, (16,), (0, 8), (8.5, 8), "ab", (8, np.inf), (8, 8, 3)])

@@ -55,6 +55,8 @@ class ImageLoader(ResumableBatches):
             "channels_first".
     """
 
+    derived = ("worker_count",)
+
     def __init__(
         self,
         source: ImageSource,
@@ -85,6 +87,7 @@ class ImageLoader(ResumableBatches):
                     "one_hot out"
                 )
             one_hot = augment.num_classes
+        self.worker_count = workers
         self.maker: Any = BatchMaker(
             source,
             batch_size,
@@ -103,15 +106,8 @@ class ImageLoader(ResumableBatches):
         )
         if repeats > 1 and not shuffle:
             raise InputError(f"repeats is {repeats} without shuffle; set shuffle=True")
-        self.worker_count = workers
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses settings of the batches, which worker processes may have already."""
-        if name in BatchMaker.__dataclass_fields__:
-            raise InputError(f"{name} cannot be set later; make another {type(self).__name__}")
-        super().__setattr__(name, value)
 
     def _make_by(self, kind: type[BatchMaker], **more: Any) -> None:
         """Replaces the maker by one of a subclass with further arguments."""

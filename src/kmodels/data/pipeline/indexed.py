@@ -5,12 +5,14 @@ PyDataset, and `Numbered` iterates over either in a pipeline.
 """
 
 import copy
+import functools
+import inspect
 import itertools
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -23,7 +25,23 @@ from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
 
 
-class ResumableBatches(Checked, keras.utils.PyDataset):
+@functools.cache
+def _arguments(cls: type) -> set[str]:
+    """Returns the arguments of the constructors of kmodels that a loader inherits."""
+    inits = (vars(x).get("__init__") for x in cls.__mro__ if x.__module__.startswith("kmodels."))
+    return {name for init in inits if init for name in inspect.signature(init).parameters}
+
+
+class _Loader(type):
+    """Marks a loader as made, once the constructors of all its classes have run."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        loader = super().__call__(*args, **kwargs)
+        loader._made = True
+        return loader
+
+
+class ResumableBatches(Checked, keras.utils.PyDataset, metaclass=_Loader):
     """Numbered batches that can begin within an epoch; the base of the loaders of kmodels.
 
     Attributes:
@@ -31,9 +49,22 @@ class ResumableBatches(Checked, keras.utils.PyDataset):
         epoch: number of the epoch, from 0.
         skip: batches that are skipped at its start.
         handed_out: batches of the epoch that were returned after those.
+        derived: class attribute; further attributes that cannot be set later, as those of the
+            constructor's arguments cannot.
+        may_change: class attribute; arguments that can.
     """
 
     epoch = skip = handed_out = 0
+    derived: ClassVar[tuple[str, ...]] = ()
+    may_change: ClassVar[tuple[str, ...]] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuses settings that workers and earlier batches may have."""
+        kind: type = type(self)
+        fixed = _arguments(kind).union(self.derived).difference(self.may_change)
+        if name in fixed and "_made" in vars(self):
+            raise InputError(f"{name} cannot be set later; make another {kind.__name__}")
+        super().__setattr__(name, value)
 
     @property
     def batches(self) -> int:
@@ -109,6 +140,7 @@ class IndexedBatches(ResumableBatches):
     """
 
     whole: tuple | None = None
+    may_change = ("preprocess", "seed")
 
     def __init__(
         self,
