@@ -461,6 +461,13 @@ def load(name: str) -> ModuleType:
 
 
 OF_RAY = ("resources", "max_failures")
+# Flags that arguments of `kmodels.distribution.ray.run` replace.
+_OF_RUN = {
+    "out": "give storage=",
+    "keep": "give keep=",
+    "workers": "each of its workers makes its own batches",
+    "evaluate": "evaluate in one process",
+}
 
 # === On a Ray cluster, whose workers are the processes that train together ===
 
@@ -486,6 +493,9 @@ def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Cal
     settings = parse(module.Settings, words, module.__doc__ or "", name, program)
     if settings.on is not None:
         raise InputError("the recipe already runs on Ray; leave --on out")
+    for name, instead in _OF_RUN.items():
+        if getattr(settings, name) != getattr(module.Settings, name):
+            raise InputError(f"--{name} has no effect in run(...); leave it out, and {instead}")
     bound = functools.partial(
         work, recipe=name, train=module.train, command=" ".join([program, *words])
     )

@@ -46,6 +46,15 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
             "the recipe already runs on Ray; leave --on out",
         ),
         (
+            {"recipe_or_function": "vit", "arguments": ["--keep", "5"]},
+            r"--keep has no effect in run\(...\); leave it out, and give keep=",
+        ),
+        (
+            {"recipe_or_function": "vit", "arguments": ["--workers", "2"]},
+            "--workers has no effect in run",
+        ),
+        ({"recipe_or_function": "vit", "arguments": ["--out", "a"]}, "leave it out, and give stor"),
+        (
             {"recipe_or_function": "vit", "storage": "s3://bucket/run"},
             "--out is the address s3://bucket/run; give a directory",
         ),
