@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kmodels.core import processes
+from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import atomic_write
+from kmodels.runs import console
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,13 +46,18 @@ def installed() -> bool:
 
 
 def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
-    """Leaves a figure out if Matplotlib is not installed."""
+    """Leaves a figure out if Matplotlib is not installed, or cannot draw it."""
 
     @wraps(draw)
     def run(path: str | Path, *arguments: Any) -> None:
         if installed():
-            with as_written(arguments):
-                draw(path, *arguments)
+            try:
+                with as_written(arguments):
+                    draw(path, *arguments)
+            except InputError:  # the file cannot be written
+                raise
+            except Exception as error:  # A figure costs no trained model.
+                console.say(f"no figure {Path(path).name}: {one_line(error)}")
         elif processes.is_rank_zero():
             _say_left_out()
 

@@ -80,3 +80,13 @@ def test_fonts_are_found_by_their_characters():
     families, missing = plots._fonts("aж猫𓀀")
     assert families[0] == "DejaVu Sans" and set(missing) <= {"猫", "𓀀"}
     assert (len(families) == 1) == (len(missing) == 2)
+
+
+def test_a_figure_that_cannot_be_drawn_costs_no_run(tmp_path, capsys):
+    rows = [{"row": "step", "epoch": 1, "step": step, "loss": 1e308} for step in (1, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Matplotlib's, of an overflow
+        plots.curves(tmp_path / "curves.png", rows)
+    assert capsys.readouterr().out.startswith("no figure curves.png: ")
+    (tmp_path / "folder").touch()
+    refused("cannot write|Not a directory", plots.curves, tmp_path / "folder/curves.png", [])
