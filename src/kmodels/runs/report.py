@@ -299,7 +299,8 @@ def write(folder: str | Path) -> Path:
 def _content(run: Run) -> dict[str, Any]:
     groups = run.predictions.get("groups", {})
     epochs = run.epochs
-    hidden = ("row", *(name for name in (epochs[0] if epochs else ()) if not _any(epochs, name)))
+    names = epochs[0] if epochs else ()
+    hidden = {"row", *(name for name in names if all(row[name] is None for row in epochs))}
     source = run.data.get("source")
     return {
         "run": run,
@@ -320,7 +321,7 @@ def _content(run: Run) -> dict[str, Any]:
         ],
         "confusion": confusion(run.predictions) if run.predictions else None,
         "facts": _facts(run),
-        "columns": [name for name in epochs[0] if name not in hidden] if epochs else [],
+        "columns": [name for name in names if name not in hidden],
         "epochs": epochs[-_SHOWN_ROWS:],
         "left_out": max(0, len(epochs) - _SHOWN_ROWS),
         "best_epoch": None if run.best is None else run.best[1]["epoch"],
@@ -430,7 +431,3 @@ def _facts(run: Run) -> list[tuple[str, str, bool]]:
         facts.append(("Skipped steps", f"{result['skipped_steps']:,}, not finite", False))
     facts.append(("Folder", str(run.folder), True))
     return [(name, value, code) for name, value, code in facts if value]
-
-
-def _any(rows: list[dict[str, Any]], name: str) -> bool:
-    return any(row.get(name) is not None for row in rows)

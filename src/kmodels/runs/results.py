@@ -337,20 +337,7 @@ def report_masks(
     test: WholeBatches | None,
     preprocessor: Any = None,
 ) -> dict[str, Any]:
-    """Evaluates a segmenter, draws predictions, and writes result.json and the model.
-
-    Args:
-        folder: directory of the run.
-        model: compiled, in its final state.
-        data: images with masks, of `open_masks`.
-        runner: the training; None if the run only evaluates.
-        validation: batches of `data.validation`.
-        test: batches of `data.test`.
-        preprocessor: preprocessor of raw images, saved with the model.
-
-    Returns:
-        The content of result.json.
-    """
+    """Reports on a segmenter, with the data of `open_masks`, as `report_classes` does."""
     metrics = final_metrics(model, runner, validation, test)
     model.preprocessor = preprocessor
     if preprocessor is not None and preprocessor.aspect_ratio != "stretch":
@@ -362,7 +349,14 @@ def report_masks(
     part = data.validation if data.test is None else data.test
     if part is not None:
         console.working("drawing example predictions")
-        _draw_masks(folder, model, part, data.class_names)
+        images, truth = part.batch(plots.spread(len(part), _MASKS))
+        plots.masks(
+            folder.path / "predictions.png",
+            [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images],
+            list(truth),
+            model.segment(list(images)),
+            data.class_names,
+        )
     return _finish(folder, model, metrics, runner, "mean_iou")
 
 
@@ -375,19 +369,9 @@ def report_boxes(
     test: WholeBatches | None,
     preprocessor: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
-    """Evaluates a detector, draws predictions, and writes result.json and the model.
+    """Reports on a detector, with the data of `open_boxes`, as `report_classes` does.
 
-    Args:
-        folder: directory of the run.
-        model: compiled, in its final state.
-        data: images with boxes, of `open_boxes`.
-        runner: the training; None if the run only evaluates.
-        validation: batches of `data.validation`.
-        test: batches of `data.test`.
-        preprocessor: preprocessor of raw images, saved with the model.
-
-    Returns:
-        The content of result.json, with the average precision if pycocotools is installed.
+    The average precision is measured if pycocotools is installed.
     """
     metrics = final_metrics(model, runner, validation, test)
     model.preprocessor = preprocessor
@@ -482,11 +466,3 @@ def _batches(
     for start in progress(range(0, len(source), batch_size)):
         images, labels = source.batch(np.arange(start, min(start + batch_size, len(source))))
         yield images, labels, [*images, *[images[-1]] * (batch_size - len(images))]
-
-
-def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:
-    images, truth = source.batch(plots.spread(len(source), _MASKS))
-    predicted = model.segment(list(images))
-    images = [np.clip(np.asarray(x, "float32") / 255, 0, 1) for x in images]
-    path = folder.path / "predictions.png"
-    plots.masks(path, images, list(truth), predicted, names)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core import processes
-from kmodels.core.errors import is_out_of_memory, out_of_memory
+from kmodels.core.errors import InputError, is_out_of_memory, out_of_memory
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.kinds import pipeline
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method
@@ -87,16 +87,16 @@ class Runner(FitCallback):
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ):
         super().__init__()
-        folder = Path(folder)
+        folder, plan = Path(folder), current()
         self._others = [*callbacks]
-        if (plan := current()) is not None:
-            plan.check(model)
         # Over a mesh each process trains on its rows of every batch.
         self.feed = pipeline(loader, None if plan is None else plan.rule())
         self.feed.clock.parameter = self.feed.clock.parameter and "--workers"
         self.trained, self.validation, self.batch_size = model, validation, batch_size
         self.total_steps, self.log_every = schedule.total_steps, max(log_every, 1)
-        self.steps_per_epoch: int = self.feed.num_batches or 0
+        if (steps := self.feed.num_batches) is None:
+            raise InputError(f"{type(loader).__name__} has no number of batches; give it a length")
+        self.steps_per_epoch = steps
         self.epochs = math.ceil(self.total_steps / self.steps_per_epoch)
         self.checkpoint = Checkpoint(
             folder / "checkpoints",
@@ -143,9 +143,8 @@ class Runner(FitCallback):
         callbacks = StepCallbacks(
             [*self._others, self, self.checkpoint], model, epochs=epochs, steps=self.steps_per_epoch
         )
-        options = {"epochs": epochs, "callbacks": callbacks, "shuffle": False, "verbose": 0}
-        held_out = self.validation
-        request = FitRequest.of(Method.FIT, x=self.feed, validation_data=held_out, **options)
+        options = {"callbacks": callbacks, "validation_data": self.validation, "epochs": epochs}
+        request = FitRequest.of(Method.FIT, x=self.feed, shuffle=False, verbose=0, **options)
         try:
             if self._unfinished:
                 self.progress.start()
@@ -255,7 +254,15 @@ class Runner(FitCallback):
         self.speed.add(len(losses))
         first = self.step - len(losses) + 1
         rates = self._rates[first - 1 : self.step].tolist()
-        bad = self._first_bad(first, losses)
+        skips = getattr(self.trained.optimizer, "skip_non_finite", False)
+        bad = None
+        for index, loss in enumerate(losses):
+            self._skipped_in_a_row = 0 if math.isfinite(loss) else self._skipped_in_a_row + 1
+            if self._skipped_in_a_row >= (MOST_SKIPPED if skips else 1):
+                bad = index
+                break
+            if self._skipped_in_a_row == 1:
+                self.progress.say(f"step {first + index} was not finite and was skipped")
         self.history.add_steps(self.epoch + 1, first, losses[:bad], rates[:bad])
         if bad is not None:
             finite = [loss for loss in self.history.step_losses if math.isfinite(loss)]
@@ -266,19 +273,6 @@ class Runner(FitCallback):
             self._show_epoch()
         elif len(self.speed.windows) == 2:
             self.progress.estimate(self.total_steps - self.step, self._seconds_left, self.speed)
-
-    def _first_bad(self, first: int, losses: list[float]) -> int | None:
-        """Returns the index of the first loss that ends the run since it is not finite, or None."""
-        finite = [math.isfinite(loss) for loss in losses]
-        trailing = [*reversed(finite), True].index(True)
-        self._skipped_in_a_row = trailing + (0 if any(finite) else self._skipped_in_a_row)
-        if all(finite):
-            return None
-        bad = finite.index(False)
-        if getattr(self.trained.optimizer, "skip_non_finite", False):
-            self.progress.say(f"step {first + bad} was not finite and was skipped")
-            return bad if self._skipped_in_a_row >= MOST_SKIPPED else None
-        return bad
 
     @property
     def _seconds_left(self) -> float:
