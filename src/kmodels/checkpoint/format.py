@@ -158,11 +158,7 @@ def _sum(arrays: list[LazyArray], like: LazyArray, parts: int) -> LazyArray:
 
 
 def arrays_of_data(state: Any) -> Arrays:
-    """Returns the state of a loader as arrays by name, one of them JSON; {} for None.
-
-    Raises:
-        InputError: for a value that is not a number, string, bytes, array or nest of them.
-    """
+    """Returns the state of a loader as arrays by name, one of them JSON; {} for None."""
     if state is None:
         return {}
     arrays: Arrays = {}

@@ -76,22 +76,6 @@ _NOT_TRAINING = "stopped; no training was in progress, so nothing was saved"
 _ARRIVES_SECONDS = 1.0
 
 
-# Commands and the files of their recipes.
-RECIPES = {
-    "vit": "vit",
-    "gemma": "gemma_lora",
-    "probe": "vit_probe",
-    "distill": "distill",
-    "caption": "caption",
-    "zero-shot": "zero_shot",
-    "prefer": "prefer",
-    "dpo": "prefer",
-    "grpo": "grpo",
-    "segment": "segment",
-    "detect": "detect",
-    "mae": "mae",
-    "dino": "dino",
-}
 # The help of each command.
 SUMMARIES = {
     "vit": "Train a Vision Transformer to classify images.",
@@ -108,6 +92,9 @@ SUMMARIES = {
     "mae": "Pretrain a Vision Transformer without labels as a masked autoencoder (MAE).",
     "dino": "Pretrain a Vision Transformer without labels by self-distillation (DINO).",
 }
+_FILES = {"gemma": "gemma_lora", "probe": "vit_probe", "dpo": "prefer"}
+# Commands and the files of their recipes.
+RECIPES = {name: _FILES.get(name, name.replace("-", "_")) for name in SUMMARIES}
 
 
 def prepare(settings: Any) -> None:
@@ -506,17 +493,7 @@ def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Cal
 def _run_on_ray(
     recipe: str, settings: Any, train: Callable[..., None], work: Callable[[Any], None]
 ) -> None:
-    """Runs a recipe on Ray and waits for its end.
-
-    Args:
-        recipe: name of the recipe.
-        settings: a `Common` with `on`.
-        train: the recipe's function.
-        work: function of each worker, called with its settings.
-
-    Raises:
-        InputError: if Ray is missing, the directory cannot be used, or the run ends with an error.
-    """
+    """Runs a recipe on Ray, where each worker calls `work`, and waits for its end."""
     if getattr(settings, "evaluate", False):
         raise InputError("--evaluate runs in one process; leave --on out")
     check_whole("--workers", settings.workers, 0)
@@ -539,17 +516,7 @@ def _run_on_ray(
 def _of_workers(
     settings: Any, train: Callable[..., None], work: Callable[[Any], None], out: str
 ) -> Callable[[], None]:
-    """Returns the function of each worker, which is pickled with the recipe's code.
-
-    Args:
-        settings: a `Common`.
-        train: the recipe's function.
-        work: function that is called with the settings of a worker.
-        out: directory of the run.
-
-    Raises:
-        InputError: if Ray is missing.
-    """
+    """Returns the function of each worker, which is pickled with the recipe's code."""
     from kmodels.distribution.ray.cluster import check_installed
 
     check_installed()
@@ -571,15 +538,7 @@ def _of_workers(
 
 
 def _directory_on_ray(recipe: str, settings: Any) -> str:
-    """Returns the directory of a run, which must be visible to Ray and all workers.
-
-    Args:
-        recipe: name of the recipe.
-        settings: a `Common`.
-
-    Raises:
-        InputError: for an address, or a directory with a run that --resume does not continue.
-    """
+    """Returns the directory of a run, which must be visible to Ray and all workers."""
     if settings.out is not None and is_remote(settings.out):
         raise InputError(
             f"--out is the address {settings.out}; give a directory that all nodes share"

@@ -114,6 +114,11 @@ class Runner(FitCallback):
             console.say(f"no checkpoint in {directory}; starting from the beginning")
         start = self.checkpoint.began_with
         self.epoch, self.step = start.epoch, start.step
+        if self.step > self.total_steps:
+            raise InputError(
+                f"{self.step} steps are done, and the run is to have {self.total_steps}; give at "
+                "least as many with --steps or --epochs"
+            )
         # A run that ends within an epoch also evaluates and writes a row for that epoch.
         cut = start.batch > 0
         self._unfinished = self.step < self.total_steps or (cut and not start.validated)

@@ -361,16 +361,7 @@ def _list_published(recipe: str) -> None:
 
 
 def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
-    """Returns the settings of a file, checked like flags.
-
-    Args:
-        settings: a dataclass whose fields are made by `flag`.
-        path: path of the file.
-        recipe: name of the recipe.
-
-    Raises:
-        InputError: for a file that is not one of this recipe, or a wrong value.
-    """
+    """Returns the settings of a file of --config or --recipe, checked like flags."""
     content = {str(key).replace("-", "_"): value for key, value in _read(path).items()}
     owner = content.pop("recipe", recipe)
     origin = content.pop("origin", None) or {}
@@ -389,13 +380,7 @@ def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
 
 
 def _checked(settings: type, content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns the settings in a file, checked like flags.
-
-    Args:
-        settings: a dataclass whose fields are made by `flag`.
-        content: values by the names of fields.
-        path: path of the file, for errors.
-    """
+    """Returns the settings in a file, by the names of fields, checked like flags."""
     hints = typing.get_type_hints(settings)
     values, words = {}, []
     for key, value in content.items():

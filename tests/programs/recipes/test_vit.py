@@ -148,6 +148,9 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
     out = Path("runs") / "first"
     assert recipe.main([*arguments, "--out", str(out)]) == 143
     assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err
+    assert recipe.main(["--resume", "--out", str(out), "--steps", "2"]) == 2
+    said = "3 steps are done, and the run is to have 2; give at least as many with --steps or"
+    assert said in capsys.readouterr().err
     # The other settings are those of the run.
     for _ in stops[1:]:
         assert recipe.main(["--resume", "--out", str(out)]) == 143
