@@ -230,6 +230,8 @@ class Checkpoint(Checked, FitCallback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Reserves the directory, and restores model and optimizer from the newest checkpoint."""
         fit = self.fit or RunningFit([self])  # Keras' own fit passes nothing to its callbacks.
+        if fit.epochs is not None and not self.model.built:
+            fit.epochs.build(at_once=True)  # The optimizer needs the weights.
         leader, *others = [one for one in fit.callbacks if isinstance(one, Checkpoint)]
         if leader is not self:
             self._follow(leader)

@@ -269,9 +269,9 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     epoch_logs: dict[str, Any] = {}
     try:
         model.make_train_function()  # As in Keras, before callbacks begin.
-        data.clock.last_output = lambda: step.last_output
         model.stop_training = False
         callbacks.on_train_begin()
+        data.clock.last_output = lambda: step.last_output
         batch_begins, batch_ends = _of_batches(callbacks, "train")
         data.begin()
         # Keras' BackupAndRestore and our Checkpoint set it.
@@ -433,14 +433,18 @@ class Epochs:
         """Batches per epoch, or None if not known yet."""
         return self.steps_per_epoch or self._batches_of_pass
 
-    def build(self) -> None:
-        """Builds the missing parts of the model; a batch is read only if some are missing."""
+    def build(self, at_once: bool = False) -> None:
+        """Builds the missing parts of the model; a batch is read only if some are missing.
+
+        Args:
+            at_once: see `build`.
+        """
 
         def first() -> Any:
             self.data.on_epoch_begin()
             return self.example()
 
-        build(self._model, first)
+        build(self._model, first, at_once)
         self.restart()
 
     def example(self) -> Any:
