@@ -234,18 +234,23 @@ class AdaptableLayer(Adaptable):
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
 
-    def quantize_kernel(self, settings: quantizing.Quantization) -> None:
-        """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`.
-
-        Raises:
-            InputError: for a layer with an adapter, or a quantized one.
-        """
-        if self.adapter is not None or self.merged is not None:
-            raise InputError(
-                f"{self.path} has a LoRA adapter; quantize the base before enable_lora"
-            )
+    def check_float_kernel(self) -> None:
+        """Raises `InputError` if the kernel cannot be quantized: it is, or is trained as a copy."""
         if self.quantized is not None:
             raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
+        if self.copies is not None and "kernel" in self.copies.originals:
+            raise InputError(
+                f"{self.path} is trained as a whole; quantize the base before enable_lora with "
+                "modules_to_save"
+            )
+
+    def quantize_kernel(self, settings: quantizing.Quantization) -> None:
+        """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`; an adapter stays.
+
+        Raises:
+            InputError: see `check_float_kernel`.
+        """
+        self.check_float_kernel()
         values = keras.ops.convert_to_numpy(self.wide_kernel())
         quantizing.fill(self.to_quantized(settings), values)
 
@@ -453,8 +458,11 @@ class Adapter:
         have an axis of experts in front. Those of a table belong to its embedding layer.
 
     Attributes:
+        merged_as: attribute of the layer that holds it once it is merged.
         base_kernel: the kernel's values before merging, None while the adapter is not merged.
     """
+
+    merged_as = "merged"
 
     def __init__(self, layer: Any, settings: LoraSettings):
         self.layer = layer

@@ -65,6 +65,14 @@ def trained_parts(model: keras.Model, merged: bool = False) -> list[Any]:
     ]
 
 
+def trained_variables(model: keras.Layer) -> set[int]:
+    """Returns the `id`s of the variables of adapters, trained rows and copies."""
+    variables = [v for part in adapters(model).values() for v in part.variables]
+    variables += [part.values for part in rows(model).values()]
+    variables += [v for part in copies(model).values() for v in part.variables.values()]
+    return {id(variable) for variable in variables}
+
+
 def is_merged(model: keras.Model) -> bool:
     """Returns True if adapters were added to the kernels of a model."""
     return bool(adapters(model, merged=True))

@@ -35,10 +35,13 @@ class Copies:
         lora_<name> for each name, with the shape and dtype of the original.
 
     Attributes:
+        merged_as: attribute of the layer that holds them once they are merged.
         originals: the variables that the layer was made with, by name.
         variables: the copies by name.
         base: values of the originals before merging, None while the copies are not merged.
     """
+
+    merged_as = "merged_copies"
 
     def __init__(self, layer: Any, names: Iterable[str]):
         self.layer = layer
@@ -205,12 +208,15 @@ class TrainedRows:
         lora_rows (N, D).
 
     Attributes:
+        merged_as: attribute of the layer that holds them once they are merged.
         ids: in ascending order.
         base: the rows of the table before merging, None while they are not merged.
 
     Raises:
         InputError: for ids without a row in the table, or ids named twice.
     """
+
+    merged_as = "merged_rows"
 
     def __init__(self, layer: keras.Layer, ids: Sequence[int]):
         check_ids(ids, layer.input_dim)

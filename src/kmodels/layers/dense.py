@@ -19,6 +19,7 @@ from kmodels.layers import initializers
 from kmodels.layers.adapter import AdaptableLayer, LoraSettings, warn_of_rank
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.placement import Granularity
+from kmodels.layers.quantized import Quantization
 
 
 class WithKernel(Layer):
@@ -220,16 +221,20 @@ class Dense(AdaptableLayer, WithKernel):
             keyed = initializers.keyed(initializer, variable.path)
             variable.assign(keyed(tuple(variable.shape), "float32"))
 
-    def quantize(self, mode: str | None = None, **settings: Any) -> None:
-        """Rejects Keras' quantization, which a saved file could not restore.
+    def quantize(
+        self, mode: str | None = None, type_check: bool = True, config: Any = None
+    ) -> None:
+        """Quantizes the kernel as part of a `keras.Model`, whose `quantize` calls it.
+
+        Args:
+            mode: "int8" or "int4".
+            type_check: Keras' argument; without effect.
+            config: see `kmodels.models.GemmaCausalLM.quantize`.
 
         Raises:
-            InputError: always; the message names the method that quantizes the layer.
+            InputError: for another mode or config, or a quantized layer.
         """
-        raise InputError(
-            f"{self.path} is a layer of kmodels, which keras.Model.quantize does not support; "
-            "call quantize of a backbone or task of kmodels, or use keras.layers.Dense"
-        )
+        self.quantize_kernel(Quantization.of_keras(mode, config))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape with the last axis replaced by `units`."""

@@ -3,6 +3,7 @@
 "nf4" and "fp4" are those of bitsandbytes: the same codes and scales, in our layout.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +86,41 @@ class Quantization:
         if isinstance(config, str):
             return cls(config)
         raise InputError(f"quantization is {config!r}; give a mode: {', '.join(MADE)}")
+
+    @classmethod
+    def of_keras(
+        cls, mode: Any, config: Any, block: int | None = None, double: bool | None = None
+    ) -> "Quantization":
+        """Returns the settings of the arguments of Keras' `quantize`.
+
+        Args:
+            mode: a mode, or None for that of the config.
+            config: a `keras.quantizers.QuantizationConfig`, a mode, or None.
+            block: see `Quantization`.
+            double: see `Quantization`.
+
+        Raises:
+            InputError: for a config of another mode, or with settings that kernels here lack.
+        """
+        if config is None:
+            return cls(mode, block, double)
+        named: Any = config if isinstance(config, str) else getattr(config, "mode", None)
+        if mode not in (None, named):
+            raise InputError(f"mode is {mode!r} and config is for {named!r}; give one of the two")
+        settings = cls(named, block, double)
+        if isinstance(config, str):
+            return settings
+        values, defaults = config.get_config(), type(config)().get_config()
+        size = values.pop("block_size", BLOCKS.get(named))
+        for name, value in values.items():
+            if value is not None and value != defaults[name]:
+                raise InputError(
+                    f"quantize does not support {name} of a config: a kernel is quantized in the "
+                    f"way of its mode; leave it out"
+                )
+        if named in BLOCKS and size in (None, -1):
+            raise InputError(f"block_size is {size}; give a number from {SMALLEST_BLOCK}")
+        return replace(settings, block=block or size)
 
     def to_config(self) -> str | dict[str, Any]:
         """Returns the mode, or all settings as JSON values where it does not say them."""
@@ -300,23 +336,51 @@ def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
     return [np.ascontiguousarray(codes), nested[:, None], np.full((1, 1), offset)]
 
 
-def quantize(model: keras.Model, settings: Quantization) -> None:
-    """Replaces the kernel of every linear layer of a model.
+def quantize(model: keras.Model, settings: Quantization, filters: Any = None) -> None:
+    """Replaces the kernels of a model's linear layers.
+
+    Args:
+        model: a built model.
+        settings: how.
+        filters: Keras' argument: a regular expression for names of layers, several of them, or a
+            function of a layer; None for all layers.
 
     Raises:
-        InputError: for a mode that is read from files alone, a quantized model, or one with
-            adapters.
+        InputError: for a mode that is read from files alone, filters that no layer passes, or
+            layers that cannot be quantized; the model is then unchanged.
     """
     if settings.mode in READ:
         raise InputError(
             f"quantization mode is {settings.mode!r}, which is only read from files; choose "
             f"{', '.join(MADE)}"
         )
-    for layer in keras_internals.sublayers(model):
-        if hasattr(layer, "quantize_kernel"):
-            layer.quantize_kernel(settings)
+    layers = [x for x in keras_internals.sublayers(model) if hasattr(x, "quantize_kernel")]
+    chosen = [layer for layer in layers if _passes(filters, layer)]
+    if layers and not chosen:
+        names = ", ".join(sorted({layer.name for layer in layers}))
+        raise InputError(f"filters is {filters!r}, which no linear layer passes; they are {names}")
+    for layer in chosen:
+        layer.check_float_kernel()
+    for layer in chosen:
+        layer.quantize_kernel(settings)
     # The kernels, and what quantizing them took, would stay with the process.
     runtime.malloc_trim()
+
+
+def _passes(filters: Any, layer: keras.Layer) -> bool:
+    if filters is None:
+        return True
+    if callable(filters):
+        return bool(filters(layer))
+    try:
+        return any(
+            re.search(x, layer.name) for x in ([filters] if isinstance(filters, str) else filters)
+        )
+    except (TypeError, re.error) as error:
+        raise InputError(
+            f"filters is {filters!r} ({error}); give a regular expression for names of layers, "
+            "several of them, or a function of a layer"
+        ) from None
 
 
 def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> None:

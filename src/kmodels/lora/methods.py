@@ -30,6 +30,8 @@ from kmodels.layers.changes import (
     quantized_layers,
     restore_rows,
     rows,
+    trained_parts,
+    trained_variables,
 )
 from kmodels.layers.copies import IDS, PREFIX, ROWS, shown
 from kmodels.lora.adapter_files import load_adapter, save_adapter
@@ -73,6 +75,24 @@ class Adapters(Checked):
         model = super().__new__(cls, *args, **kwargs)
         vars(model).pop("quantize", None)
         return model
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the model is trained, as in Keras; with adapters, True never unfreezes the base.
+
+        A model around this one sets it too. `trainable` of a layer also unfreezes its base.
+        """
+        return super().trainable  # type: ignore[misc]
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        backbone: Any = getattr(self, "backbone", self)
+        adapted = trained_variables(backbone)
+        trained = {id(v) for v in backbone.trainable_weights} if backbone.trainable else adapted
+        keras.Model.trainable.__set__(self, value)
+        if value and adapted:
+            for variable in backbone.weights:
+                variable.trainable = id(variable) in trained
 
     def enable_lora(
         self,
@@ -226,32 +246,30 @@ class Adapters(Checked):
     ) -> None:
         """Quantizes the kernels of the backbone's linear layers to 8 or 4 bits (QLoRA's base).
 
-        Call it before `enable_lora`; adapters and head are not quantized.
+        Adapters and head stay floats. After `merge_lora` it rounds the merged kernels, which
+        `unmerge_lora` then cannot take apart.
 
         Args:
             mode: "int8", one scale per output; or, with one scale per output and block of inputs,
                 "int4", or "nf4" and "fp4" with the codes and scales of bitsandbytes.
-            config: Keras' argument; only the default of the mode is supported.
+            config: Keras' argument: an `Int8QuantizationConfig` or `Int4QuantizationConfig`. As
+                activations stay floats, of their settings only `block_size` may differ from its
+                default.
             block: inputs that share a scale; None for 128 with "int4", 64 with "nf4" and "fp4".
             double: whether "nf4" and "fp4" store scales in 8 bits as well; None for True.
-            **kwargs: Keras' other arguments: `filters`, which must be None, and `type_check`.
+            **kwargs: Keras' other arguments: `filters`, a regular expression for names of layers,
+                several of them or a function of a layer, and `type_check`.
 
         Raises:
-            InputError: for a config or filters, other modes or blocks, or a model that is
-                quantized, has adapters, or is sharded over processes.
+            InputError: for other modes, configs or blocks, filters that no layer passes, or a model
+                that is quantized or sharded over processes; the model is then unchanged.
         """
         check_names("quantize", kwargs, ("filters", "type_check"))
-        # Keras passes the default config of the mode if the user passes none.
-        own = config is not None and config.get_config() != type(config)().get_config()
-        for name, is_set in (("config", own), ("filters", kwargs.get("filters") is not None)):
-            if is_set:
-                raise InputError(
-                    f"quantize does not support {name}: all linear layers of the backbone are "
-                    f"quantized in one way; leave {name} out and give a mode, such as 'nf4'"
-                )
-        settings = quantized.Quantization(mode, block, double)  # type: ignore[arg-type]
+        settings = quantized.Quantization.of_keras(mode, config, block, double)
         gather.check_whole(self, "quantize")
-        quantized.quantize(getattr(self, "backbone", self), settings)
+        quantized.quantize(getattr(self, "backbone", self), settings, kwargs.get("filters"))
+        for part in trained_parts(self, merged=True):
+            setattr(part.layer, part.merged_as, None)
 
     def load_weights(
         self, filepath: str | Path, skip_mismatch: bool = False, **kwargs: Any

@@ -208,4 +208,28 @@ def test_wrong_order_is_refused():
         refused(message, call)
     model.enable_lora(2)
     refused("has LoRA adapters already", model.enable_lora, 2)
-    refused("quantize the base before enable_lora", model.quantize, "int8")
+
+
+@pytest.mark.parametrize("around", ["backbone", "task", "model of the user"])
+def test_trainable_never_unfreezes_the_base_of_adapters(around):
+    task = classifier()
+    task.enable_lora(2)
+    part = {"backbone": task.backbone, "task": task}.get(around)
+    if part is None:
+        images = keras.Input((8, 8, 1))
+        part = keras.Model(images, task.backbone(images))
+    wanted = {v.path for v in part.trainable_variables}
+    assert any("lora" in path for path in wanted)
+    part.trainable = True
+    assert {v.path for v in part.trainable_variables} == wanted
+    part.trainable = False
+    assert not part.trainable_variables
+    part.trainable = True
+    assert {v.path for v in part.trainable_variables} == wanted
+    table = task.backbone.get_layer("patch_embedding")
+    table.trainable = False
+    table.trainable = True
+    unfrozen = {v.path for v in part.trainable_variables}
+    assert unfrozen > wanted
+    part.trainable = True
+    assert {v.path for v in part.trainable_variables} == unfrozen

@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from keras import quantizers
 
 from arrays import to_numpy
 from kmodels.layers import GroupedDense
+from kmodels.layers.changes import quantized_layers
 from kmodels.layers.quantized import Quantization
 from kmodels.lora import LoraSettings
 from kmodels.lora.modules import expert_layers, linear_layers
@@ -22,8 +24,8 @@ SETTINGS = {
     "fp4, scales in float32": {"mode": "fp4", "block": 32, "double": False},
 }
 
-
 EXPERTS = "gemma4_moe_debug"
+INT8 = quantizers.Int8QuantizationConfig(activation_quantizer=None)
 
 
 def layers_of(model):
@@ -130,14 +132,109 @@ def test_bytes_of_a_parameter():
         ({"mode": "nf4", "block": 16}, "block is 16 for 'nf4'; give an even number from 32"),
         ({"mode": "nf4", "block": 64.0}, "block is 64.0; give a whole number"),
         ({"mode": "int4", "double": True}, "double is True for 'int4', whose scales are float32"),
-        ({"mode": "nf4", "filters": "x"}, "quantize does not support filters"),
+        ({"mode": "nf4", "filters": "x"}, "filters is 'x', which no linear layer passes; they are"),
+        ({"mode": "nf4", "filters": "["}, "filters is .* .unterminated character set"),
+        ({"mode": "nf4", "filters": 3}, "filters is 3 .* give a regular expression"),
+        ({"mode": "nf4", "config": INT8}, "mode is 'nf4' and config is for 'int8'"),
+        ({"mode": None}, "mode is None; choose int8, int4"),
+        ({"mode": None, "config": 3}, "mode is None; choose int8, int4"),
+        ({"mode": "gptq"}, "mode is 'gptq'; choose int8, int4"),
+        (
+            {"config": quantizers.AWQConfig(dataset=["a"], tokenizer=len)},
+            "mode is 'awq'; choose int8, int4",
+        ),
+        ({"config": quantizers.Int4QuantizationConfig(block_size=-1)}, "block_size is -1; give a"),
+        (
+            {"config": quantizers.Int8QuantizationConfig(quantizers.AbsMaxQuantizer(axis=0))},
+            "quantize does not support weight_quantizer of a config",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
     model = GemmaCausalLM.from_preset("gemma3_debug")
     before = len(model.get_weights())
-    refused(message, model.quantize, **settings)
+    refused(message, model.quantize, **{"mode": None, **settings})
     assert len(model.get_weights()) == before
+
+
+@pytest.mark.once
+def test_a_refused_model_is_left_as_it_was():
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    model.enable_lora(2, modules_to_save=["block_1/mlp/down"])
+    refused("block_1/mlp/down is trained as a whole; quantize the base", model.quantize, "int8")
+    assert not quantized_layers(model)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("settings", "wanted", "count"),
+    [
+        ({"config": INT8}, Quantization("int8"), 14),
+        ({"config": quantizers.Int8QuantizationConfig()}, Quantization("int8"), 14),
+        ({"config": "int8"}, Quantization("int8"), 14),
+        ({"config": quantizers.Int4QuantizationConfig()}, Quantization("int4"), 14),
+        (
+            {"config": quantizers.Int4QuantizationConfig(block_size=32)},
+            Quantization("int4", 32),
+            14,
+        ),
+        ({"mode": "nf4", "filters": "^(up|down)$"}, Quantization("nf4"), 4),
+        ({"mode": "nf4", "filters": ["^up$", "^down$"]}, Quantization("nf4"), 4),
+        ({"mode": "nf4", "filters": lambda x: "block_0" in x.path}, Quantization("nf4"), 7),
+    ],
+)
+def test_configs_and_filters_of_keras(settings, wanted, count):
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    model.quantize(**settings)
+    kernels = quantized_layers(model)
+    assert len(kernels) == count
+    assert {layer.quantized.settings for layer in kernels.values()} == {wanted}
+
+
+def test_quantized_after_it_was_tuned():
+    """Adapters stay beside the kernels, or are rounded into them once they are merged."""
+    model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    values = model.get_weights()
+    _, matrices = tuned(model)
+    other = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    other.set_weights(values)
+    other.quantize("int8")
+    other.enable_lora(3, targets="all-linear")
+    for variable in other.trainable_variables:
+        variable.assign(matrices[variable.path])
+    plain = predicted(model)
+    model.quantize("int8")
+    np.testing.assert_array_equal(predicted(model), predicted(other))
+    assert 0 < np.abs(predicted(model) - plain).max() < 0.1
+    assert {v.path for v in model.trainable_variables} == set(matrices)
+
+    merged = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    merged.set_weights(values)
+    merged.enable_lora(3, targets="all-linear")
+    for variable in merged.trainable_variables:
+        variable.assign(matrices[variable.path])
+    merged.merge_lora()
+    merged.quantize("int8")
+    assert 0 < np.abs(predicted(merged) - plain).max() < 0.1
+    refused("unmerge_lora found no merged adapters", merged.unmerge_lora)
+
+
+@pytest.mark.nightly("jax", "tensorflow")
+def test_a_model_of_the_user_is_quantized_by_keras(tmp_path):
+    backbone = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32").backbone
+    ids = keras.Input((None,), dtype="int32", name="token_ids")
+    outputs = keras.layers.Dense(2, dtype="float32")(backbone({"token_ids": ids}))
+    model = keras.Model({"token_ids": ids}, outputs)
+    x = {"token_ids": IDS}
+    plain = model.predict(x, verbose=0)
+    with pytest.warns(UserWarning, match="does not have a `quantize` method"):
+        model.quantize("int8")
+    assert len(quantized_layers(backbone)) == 14
+    coarse = model.predict(x, verbose=0)
+    assert 0 < np.abs(coarse - plain).max() < 0.1
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), coarse)
 
 
 @pytest.mark.once
