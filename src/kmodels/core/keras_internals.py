@@ -308,7 +308,7 @@ def make_functional(cls: "type[keras.Model]") -> None:
     Keras does so with the first model of the class, and fails if the class of this model inherits
     from it in two ways.
     """
-    if not issubclass(cls, Functional):
+    if Functional not in cls.__mro__:
         inject_functional_model_class(cls)
 
 

@@ -1,10 +1,13 @@
 """Derivatives, mixed precision and strategies, as users of each framework write them."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 
 import kmodels
+from python_process import run_python
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -146,3 +149,36 @@ if BACKEND == "tensorflow":
             losses.append(history.history["loss"])
         for found in losses[1:]:
             np.testing.assert_allclose(found, losses[0], rtol=tolerance("losses_of_ranks"))
+
+
+# Flax' modules can hold such variables; they have a metaclass.
+NNX = """
+import keras
+import numpy as np
+from kmodels import models
+
+keras.utils.set_random_seed(0)
+assert (type(keras.layers.Layer) is not type) == {nnx}
+lm = models.Gemma3CausalLM.from_preset("gemma3_debug", preprocessor=None)
+lm.backbone.enable_lora(2)
+ids = np.arange(20).reshape(2, 10)
+print(lm.fit(ids[:, :-1], ids[:, 1:], epochs=2, verbose=0).history["loss"])
+model = models.ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+images = np.linspace(0, 1, 4 * 16 * 16 * 3, dtype="float32").reshape(4, 16, 16, 3)
+print(model.fit(images, np.arange(4) % 2, verbose=0).history["loss"])
+model.save("model.keras")
+print(keras.saving.load_model("model.keras").predict(images, verbose=0).tolist())
+"""
+
+
+@pytest.mark.across("jax")
+def test_variables_of_nnx(tmp_path):
+    printed = []
+    for nnx in (True, False):
+        done = run_python(
+            "-c", NNX.format(nnx=nnx), cwd=tmp_path, KERAS_NNX_ENABLED=str(nnx).lower()
+        )
+        assert not done.returncode, done.stderr[-3000:]
+        printed.append([json.loads(line) for line in done.stdout.splitlines()])
+    for ours, wanted in zip(*printed, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=0, atol=tolerance("logits"))

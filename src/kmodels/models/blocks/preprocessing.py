@@ -24,7 +24,7 @@ _LAYER = ("activity_regularizer", "autocast", "trainable")
 _COUNTS = {"cut"}
 
 
-class _Constructed(type):
+class _Constructed(type(keras.layers.Layer)):
     """Class of the preprocessors, whose instances record that their constructor has returned."""
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:
