@@ -238,7 +238,10 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([tmp_path / "bare"], "messages need a chat template: the tokenizer has none"),
         ([tmp_path / "strict", "--system", "Be brief."], "no system turn here"),
         ([folder, "--max-new-tokens", "0"], "--max-new-tokens is 0; give at least 1"),
-        (["absent", "--temperature", "0", "--top-p", "0.5"], "--top-p has no effect at temperature 0"),
+        (
+            ["absent", "--temperature", "0", "--top-p", "0.5"],
+            "--top-p has no effect at temperature 0",
+        ),
         ([folder, "--assistant", tmp_path / "other"], "has another vocabulary than"),
         (
             [folder, *both],
