@@ -26,7 +26,7 @@ class Needed:
 Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 # Bytes and levels of a file; the largest published ones have two million and a dozen.
-MOST_BYTES, MOST_LEVELS = 2**25, 64
+MOST_BYTES, MOST_LEVELS = 2**27, 64
 log = logging.getLogger("kmodels")
 _HALF = re.compile("[\ud800-\udfff]")
 _WORDS: dict[type, str] = {

@@ -296,8 +296,7 @@ def test_refusals(name, given, message):
 
 def test_a_name_that_is_not_here_has_a_hint():
     for name, hint in (
-        ("ImageSegmenter", "did you mean EoMTImageSegmenter, ViTImageSegmenter"),
-        ("ObjectDetector", "did you mean ViTObjectDetector"),
+        ("EoMTSegmenter", "did you mean EoMTImageSegmenter"),
         ("GemaCausalLM", "did you mean GemmaCausalLM, "),
         ("xyz", "'xyz'$"),
     ):

@@ -117,9 +117,9 @@ def test_damaged_vocabularies_and_pictures_are_named(folder, tmp_path):
     for read, arguments, message in (
         (Qwen3Tokenizer, ({"a": 0}, None), "needs merges; give the merges.txt too"),
         (Qwen3Tokenizer, ({"a": 0}, ["ab"]), "'ab' is not a merge; give two tokens"),
-        (Qwen3Tokenizer, ("none.json", ["a b"]), "none.json cannot be read"),
+        (Qwen3Tokenizer, ("none.json", ["a b"]), "none.json is not readable JSON"),
         (Qwen3Tokenizer, (3, ["a b"]), "vocabulary is a int; give token to id"),
-        (byte_level.read, (tmp_path / "vocab.json", ["a b"]), r"vocab\.json is not a vocab\.json"),
+        (byte_level.read, (tmp_path / "vocab.json", ["a b"]), r"vocab\.json is not readable JSON"),
         (Qwen3CausalLMPreprocessor.from_preset(folder), (images,), "Qwen 3 takes only text here"),
     ):
         refused(message, read, *arguments)

@@ -7,6 +7,7 @@ import pytest
 from arrays import to_numpy
 from kmodels import layers
 from refusals import refused
+from tolerances import tolerance
 
 UNUSED = {
     "dense": lambda: layers.Dense(3),
@@ -70,8 +71,18 @@ def test_weights_for_a_layer_that_was_never_built_are_one_line(layer, shape):
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer")
 @pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_quantization_by_keras_is_one_line(mode):
+def test_quantization_by_keras(mode, tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    before = to_numpy(model(np.ones((2, 4), "float32")))
-    refused("quantize does not support; call quantize of a backbone or task", model.quantize, mode)
-    np.testing.assert_array_equal(to_numpy(model(np.ones((2, 4), "float32"))), before)
+    x = np.linspace(-1, 1, 8, dtype="float32").reshape(2, 4)
+    before = to_numpy(model(x))
+    model.quantize(mode)
+    dense = model.layers[0]
+    assert dense.kernel is None and dense.quantized.mode == mode
+    coarse = to_numpy(model(x))
+    assert 0 < np.abs(coarse - before).max() < 0.2
+    wanted = x @ to_numpy(dense.wide_kernel()) + to_numpy(dense.bias)
+    np.testing.assert_allclose(coarse, wanted, rtol=0, atol=tolerance("logits"))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(to_numpy(again(x)), coarse)
+    refused(f"is {mode} already", model.quantize, mode)

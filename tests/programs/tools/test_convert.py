@@ -1,5 +1,6 @@
 """`kmodels convert`: each format from each backend, in the runtime that it is for."""
 
+import json
 import re
 import types
 from collections.abc import Callable
@@ -119,7 +120,6 @@ def test_a_part_of_a_source_is_named(sources, tmp_path, monkeypatch):
     both = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
     both.export_to_transformers(tmp_path / "both")
     for name, warns, whole in (
-        ("ours", False, "ViTMAEForPreTraining"),
         ("theirs", True, "ViTMAEForPreTraining"),
         ("both", False, "CLIPModel"),
     ):
@@ -127,8 +127,10 @@ def test_a_part_of_a_source_is_named(sources, tmp_path, monkeypatch):
             found = convert(tmp_path / name, tmp_path / "out", "hf")
         assert "it has only the " in found.line() and found.line().endswith(f" of a {whole}")
     # What a directory has none of is not named.
-    assert "it has only" not in convert(sources("vit"), tmp_path / "out", "hf").line()
-    assert "it has only" not in convert(mae.backbone, tmp_path / "out", "hf").line()
+    for source in (sources("vit"), mae.backbone, tmp_path / "ours"):
+        assert "it has only" not in convert(source, tmp_path / "out", "hf").line()
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["architectures"] == ["ViTMAEForPreTraining"]
 
 
 def test_every_cell_of_the_table_has_a_test():
@@ -279,7 +281,7 @@ def test_a_runtime_that_fails_is_named_in_a_line(sources, tmp_path, monkeypatch)
     monkeypatch.setattr(
         converting.importlib,
         "import_module",
-        lambda name: stand_in if name.endswith("graphs_torch") else real(name),
+        lambda name, *of: stand_in if name.endswith("graphs_torch") else real(name, *of),
     )
     message = r"peer cannot run the written file, which was not kept \(the cause\); try another"
     refused(message, convert, sources("vit"), tmp_path / "out.npz", "npz")

@@ -107,7 +107,7 @@ def test_a_file_without_an_object_is_one_line(tmp_path, content):
     [
         (65, 0, "it is nested more than 64 levels deep"),
         (400, 0, "it is nested more than 64 levels deep"),
-        (1, 2**40, "it has 1,099,511,627,776 bytes, at most 33,554,432 are read"),
+        (1, 2**40, "it has 1,099,511,627,776 bytes, at most 134,217,728 are read"),
     ],
 )
 def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path, levels, size, message):

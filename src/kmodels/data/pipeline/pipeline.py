@@ -75,8 +75,8 @@ class Pipeline(keras_internals.DataAdapter):
         self.model, data = model, self.source.data
         check_class_weight(model, self.class_weight)
         if (whole := getattr(data, "whole", None)) is not None:
-            check_batch(model, whole)
             self._checked = data.preprocess is self.preprocess is None
+            check_batch(model, whole, is_raw=not self._checked)
 
     @property
     def num_batches(self) -> int | None:
@@ -266,16 +266,17 @@ def batches_ahead() -> int:
     return int(text)
 
 
-def check_batch(model: keras.Model | None, batch: Any) -> None:
+def check_batch(model: keras.Model | None, batch: Any, is_raw: bool = False) -> None:
     """Raises `InputError` for inputs, labels and weights that the model cannot use.
 
     Args:
         model: a model that may have `check_data` and `check_labels`, the latter also by its loss.
         batch: the inputs, or a tuple of inputs, labels and weights.
+        is_raw: True if a preprocessor makes the inputs of these.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     parts = [keras.tree.map_structure(in_host_memory, part) for part in parts]
-    if hasattr(model, "check_data"):
+    if hasattr(model, "check_data") and not is_raw:
         _check_numbers("x", parts[0], ", or the model a preprocessor")
     for part, name in zip(parts, ("check_data", "check_labels"), strict=False):
         if (check := getattr(model, name, None)) is not None:
