@@ -49,7 +49,7 @@ from kmodels.core.schema import check_shape
 
 _NAME = re.compile(r"step_(\d+)$")
 PREFIX = "step_"
-FORMAT = 2
+FORMAT = 3
 STATE, MANIFEST = "state.json", "manifest.json"
 # Rank zero writes it and the others look for it, to check that all share the directory.
 _TOKEN = ".shared"

@@ -80,19 +80,22 @@ class Adapters(Checked):
     def trainable(self) -> bool:
         """Whether the model is trained, as in Keras; with adapters, True never unfreezes the base.
 
-        A model around this one sets it too. `trainable` of a layer also unfreezes its base.
+        True then changes nothing unless it was False before. A model around this one sets it too.
+        `trainable` of a layer also unfreezes its base.
         """
         return super().trainable  # type: ignore[misc]
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        backbone: Any = getattr(self, "backbone", self)
-        adapted = trained_variables(backbone)
-        trained = {id(v) for v in backbone.trainable_weights} if backbone.trainable else adapted
+        adapted = trained_variables(self)
+        if value and adapted and self.trainable:
+            return
         keras.Model.trainable.__set__(self, value)
         if value and adapted:
-            for variable in backbone.weights:
-                variable.trainable = id(variable) in trained
+            for variable in getattr(self, "backbone", self).weights:
+                variable.trainable = id(variable) in adapted
+            for part in copies(self).values():  # of the head, too
+                part.on()
 
     def enable_lora(
         self,

@@ -165,7 +165,7 @@ def test_another_format_is_refused(folder):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["state.json"] = stamp(path / "state.json")
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(manager.CheckpointError, match="format 99; this version reads format 2"):
+    with pytest.raises(manager.CheckpointError, match="format 99; this version reads format 3"):
         manager.verify(path)
 
 

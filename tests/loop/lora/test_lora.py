@@ -213,7 +213,7 @@ def test_wrong_order_is_refused():
 @pytest.mark.parametrize("around", ["backbone", "task", "model of the user"])
 def test_trainable_never_unfreezes_the_base_of_adapters(around):
     task = classifier()
-    task.enable_lora(2)
+    task.enable_lora(2, modules_to_save=["classifier", "block_0/mlp/up"])
     part = {"backbone": task.backbone, "task": task}.get(around)
     if part is None:
         images = keras.Input((8, 8, 1))
