@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import h5py
 import keras
@@ -87,12 +87,12 @@ class Adapters(Checked):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        adapted = trained_variables(self)
+        adapted, backbone = trained_variables(self), cast(Any, getattr(self, "backbone", self))
         if value and adapted and self.trainable:
             return
         keras.Model.trainable.__set__(self, value)
         if value and adapted:
-            for variable in getattr(self, "backbone", self).weights:
+            for variable in backbone.weights:
                 variable.trainable = id(variable) in adapted
             for part in copies(self).values():  # of the head, too
                 part.on()
