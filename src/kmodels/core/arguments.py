@@ -77,6 +77,21 @@ class Checked:
                 setattr(cls, name, classmethod(checked(method.__func__)))
 
 
+class Constructed(type):
+    """Metaclass whose instances record in `_is_constructed` that all constructors have returned."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        instance = super().__call__(*args, **kwargs)
+        object.__setattr__(instance, "_is_constructed", True)
+        return instance
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's; without it that of `__call__` would be shown."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+
 def checked(function: Function) -> Function:
     """Returns a function that raises `InputError` for arguments of another kind than it says."""
     parameters = inspect.signature(function).parameters

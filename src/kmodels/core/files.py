@@ -250,7 +250,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def _is_part(named: Path, path: str | Path) -> bool:
-    """Returns True for a path, its temporary form, what lies below these, and folders above."""
+    """Returns True if `named` is the path, its temporary file, below these, or a parent."""
     named, path = named.absolute(), Path(path).absolute()
     if path.is_relative_to(named):
         return True

@@ -117,7 +117,7 @@ class ParallelPlan:
         data = as_dataset(x, y, sample_weight, batch_size, shuffle=shuffle)
         if seed is not None:
             if not isinstance(data, IndexedBatches):
-                raise InputError(f"seed is {seed}, and x has an order of its own; leave seed out")
+                raise InputError(f"seed is {seed}, but x has its own order; leave seed out")
             data.seed = seed
         return pipeline(data, self.rule(own), Method.FIT if training else Method.EVALUATE)
 

@@ -382,7 +382,7 @@ def _refuse(message: str) -> None:
 
 # Loop steps, calls, filters and arithmetic of one rendering, and its seconds of computing.
 STEPS, SECONDS = 1_000_000, 5
-# Characters of a template, of a text or a list, and of all that one rendering makes.
+# Largest number of characters in a template, in one value, and in all values of a rendering.
 SOURCE, CHARACTERS, MADE = 200_000, 20_000_000, 300_000_000
 # The largest width or count that a function may get, and bits of a whole number.
 NUMBER, BITS = 1_000_000, 100_000
@@ -435,7 +435,7 @@ def _limited() -> Iterator[None]:
 
 
 class _Namespace(Namespace):
-    # Jinja's shows what it holds, however often that refers to itself.
+    # Jinja's `repr` never ends for a namespace that contains itself.
     __repr__ = object.__repr__
 
 
@@ -524,7 +524,7 @@ def _each(values: Iterable[Any], text: int = 0) -> Iterator[Any]:
 
 
 def _size(value: Any, most: int = CHARACTERS) -> int:
-    """Returns the number of characters of a value with all that it holds, or more than `most`."""
+    """Counts the characters in a value and its elements, and stops once they exceed `most`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, int):
@@ -567,7 +567,7 @@ def _joined(context: nodes.EvalContext, parts: list[Any]) -> str:
 
 
 def _check_call(name: str, value: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Checks what a filter, a test or a method gets with its value, or a function as its value."""
+    """Checks the arguments of a filter, test, method or function before it is called."""
     _spend(1)
     numbers = (one for one in (*args, *kwargs.values()) if isinstance(one, int))
     if name in NUMBERED and any(abs(one) > NUMBER for one in numbers):

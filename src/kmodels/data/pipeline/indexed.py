@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from kmodels.core.arguments import Checked
+from kmodels.core.arguments import Checked, Constructed
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import Preprocess, as_tuple, in_parts, prepared, to_numpy
@@ -32,16 +32,7 @@ def _arguments(cls: type) -> set[str]:
     return {name for init in inits if init for name in inspect.signature(init).parameters}
 
 
-class _Loader(type):
-    """Marks a loader as made, once the constructors of all its classes have run."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        loader = super().__call__(*args, **kwargs)
-        loader._made = True
-        return loader
-
-
-class ResumableBatches(Checked, keras.utils.PyDataset, metaclass=_Loader):
+class ResumableBatches(Checked, keras.utils.PyDataset, metaclass=Constructed):
     """Numbered batches that can begin within an epoch; the base of the loaders of kmodels.
 
     Attributes:
@@ -60,10 +51,10 @@ class ResumableBatches(Checked, keras.utils.PyDataset, metaclass=_Loader):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses settings that workers and earlier batches may have."""
-        kind: type = type(self)
-        fixed = _arguments(kind).union(self.derived).difference(self.may_change)
-        if name in fixed and "_made" in vars(self):
-            raise InputError(f"{name} cannot be set later; make another {kind.__name__}")
+        if "_is_constructed" in vars(self) and name not in self.may_change:
+            kind: type = type(self)
+            if name in self.derived or name in _arguments(kind):
+                raise InputError(f"{name} cannot be set later; make another {kind.__name__}")
         super().__setattr__(name, value)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.core.arguments import Checked
+from kmodels.core.arguments import Checked, Constructed
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json, read_optional
@@ -24,19 +24,12 @@ _LAYER = ("activity_regularizer", "autocast", "trainable")
 _COUNTS = {"cut"}
 
 
-class _Constructed(type(keras.layers.Layer)):
-    """Class of the preprocessors, whose instances record that their constructor has returned."""
+# Layers have a metaclass with variables of Flax NNX.
+_LayerType: Any = type(keras.layers.Layer)
 
-    def __call__(cls, *args: object, **kwargs: object) -> Any:
-        layer = super().__call__(*args, **kwargs)
-        object.__setattr__(layer, "_is_constructed", True)
-        return layer
 
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """The constructor's; without it that of `__call__` would be shown."""
-        signature = inspect.signature(cls.__init__)
-        return signature.replace(parameters=[*signature.parameters.values()][1:])
+class _Constructed(Constructed, _LayerType):
+    pass
 
 
 class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
