@@ -81,6 +81,7 @@ class Constructed(type):
     """Metaclass whose instances record in `_is_constructed` that all constructors have returned."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a new instance, marked as constructed."""
         instance = super().__call__(*args, **kwargs)
         object.__setattr__(instance, "_is_constructed", True)
         return instance
