@@ -232,11 +232,11 @@ def test_no_setting_of_a_projector_is_ignored_in_silence(tmp_path, caplog):
 
     model = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", preprocessor=None)
     path = tmp_path / "mmproj.gguf"
-    gemma3_files.PROJECTOR.write(model, path, "float32")
+    gemma3_files.write_mmproj(model, path, "float32")
     base, width = content(path), model.backbone.config.decoder.hidden_dim
 
     def open_it(path):
-        found = gemma3_files.PROJECTOR.open(path, width, True)
+        found = gemma3_files.open_mmproj(path, width, True)
         return found.fields, list(found.mean), list(found.std)
 
     usual = outcome(lambda: open_it(path), caplog)

@@ -18,8 +18,7 @@ from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
 from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.blocks.gguf.adapters import write_adapter
-from kmodels.models.blocks.gguf.mmproj import Projector
-from kmodels.models.blocks.gguf.writing import GGUFExport, projector_dtype
+from kmodels.models.blocks.gguf.writing import GGUFExport
 from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
@@ -55,7 +54,6 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     Attributes:
         gguf_export: writes the family's models as GGUF files.
-        projector: writes the vision encoder as a separate GGUF file; None without one.
         loss_normalization: argument of the last `compile`.
 
     Call:
@@ -63,7 +61,6 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     """
 
     gguf_export: ClassVar[GGUFExport]
-    projector: ClassVar[Projector | None] = None
     generation_config = setting(
         "generation_config", "Content of a generation_config.json; files of the model hold it."
     )
@@ -574,8 +571,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         presets.check_parts(self, text_only, "a GGUF file", splits=True)
         self.check_mmproj(path, dtype, text_only, mmproj)
         written = self.gguf_export.write(self, path, dtype, imatrix)
-        if self.projector is not None and mmproj is not None:
-            self.projector.write(self, mmproj, projector_dtype(dtype))
+        if mmproj is not None:
+            self.write_mmproj(mmproj, dtype)
         return written
 
     def export_adapter_to_gguf(self, path: str | Path, dtype: str = "float32") -> Path:
@@ -605,18 +602,12 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             text_only: leave out the vision encoder.
             mmproj: path for the vision encoder.
         """
-        if self.projector is None:
-            if mmproj is not None:
-                raise InputError(f"{type(self).__name__} has no vision encoder; leave mmproj out")
-        elif (mmproj is None) != text_only:
-            raise InputError(
-                f"a GGUF file of {type(self).__name__} holds the text alone; give mmproj=FILE for "
-                "the vision encoder, or text_only=True to leave it out"
-            )
-        elif mmproj is not None:
-            if Path(mmproj) == Path(path):
-                raise InputError(f"mmproj is {mmproj}, where the text goes; give another name")
-            self.projector.check(self, mmproj, dtype)
+        if mmproj is not None:
+            raise InputError(f"{type(self).__name__} has no vision encoder; leave mmproj out")
+
+    def write_mmproj(self, path: str | Path, dtype: str) -> Path:
+        """Writes the vision encoder of a model that has one beside a text of `dtype`."""
+        raise NotImplementedError
 
 
 def _check_vocabulary(rows: int, preprocessor: CausalLMPreprocessor | None) -> None:

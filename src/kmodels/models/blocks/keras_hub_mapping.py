@@ -68,24 +68,6 @@ class KerasHubMapping:
     from_tokenizer: Callable[[Any], dict[str, Any]] = field(default=lambda tokenizer: {})
 
 
-@dataclass(frozen=True)
-class EncoderMapping:
-    """A vision encoder of keras-hub and its counterpart here.
-
-    Args:
-        fields: its config to arguments here.
-        arguments: an encoder here to the name of keras-hub's class and its arguments.
-        table: an encoder here to the rules.
-        lacking: arguments of either side, and the window of local layers or None, to the settings
-            that the other side does not support.
-    """
-
-    fields: Callable[[Settings], dict[str, Any]]
-    arguments: Callable[[Any], tuple[str, dict[str, Any]]]
-    table: Callable[[Any], Sequence[Rule]]
-    lacking: Callable[[Settings, int | None], list[str]]
-
-
 def norm(source: str, target: str) -> list[Rule]:
     """Returns the rules of a norm with a bias."""
     return [Rule(f"{source}/gamma", f"{target}/scale"), Rule(f"{source}/beta", f"{target}/bias")]

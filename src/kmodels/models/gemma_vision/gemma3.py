@@ -1,7 +1,7 @@
 """Gemma 3 with images: config, model, preprocessor, files of other packages, task, presets."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,12 +15,11 @@ from kmodels.data.images.any_picture import open_picture
 from kmodels.models.blocks import encoder_rules, module_names
 from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks.encoder_rules import below
-from kmodels.models.blocks.gguf.mmproj import ENCODER, Projector
-from kmodels.models.blocks.gguf.reading import GGUFFormat
+from kmodels.models.blocks.gguf.writing import projector_dtype
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.image_converter import DIGITS, HUB, each_channel
 from kmodels.models.blocks.inputs import NAMES
-from kmodels.models.blocks.keras_hub_mapping import EncoderMapping, KerasHubMapping, Settings
+from kmodels.models.blocks.keras_hub_mapping import Settings
 from kmodels.models.blocks.sizes import without_images
 from kmodels.models.gemma import gguf
 from kmodels.models.gemma import huggingface as text
@@ -32,6 +31,7 @@ from kmodels.models.gemma.tasks import Gemma3CausalLM
 from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
 from kmodels.models.gemma_vision import gemma3_files
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, tokens_per_image
+from kmodels.models.gemma_vision.gemma3_files import ENCODER
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -560,68 +560,38 @@ HUGGING_FACE = ImageTextFormat("gemma3", Gemma3ImageTextConfig, fields, parts, G
 # === keras-hub ===
 
 
-def with_images(
-    text: KerasHubMapping, ours: type, our_task: type, encoder: EncoderMapping
-) -> KerasHubMapping:
-    """Returns the mapping of a decoder with its vision encoder.
+def _hub_fields(settings: Settings) -> dict[str, Any]:
+    encoder = settings[ENCODER]["config"]
+    arguments = {name: encoder[name] for name in gemma3_files.NAMES}
+    if (dtype := _policy(encoder)) != _policy(settings):
+        arguments["dtype"] = dtype
+    return {**GEMMA3.fields(settings), ENCODER: arguments}
 
-    The config of `ours` has `encoder()` and `image_token_id`.
-    """
 
-    def fields(settings: Settings) -> dict[str, Any]:
-        encoder_config = settings[ENCODER]["config"]
-        arguments = encoder.fields(encoder_config)
-        if (dtype := _policy(encoder_config)) != _policy(settings):
-            arguments["dtype"] = dtype
-        return {**text.fields(settings), ENCODER: arguments}
+def _hub_encoder(config: Gemma3ImageTextConfig) -> tuple[str, dict[str, Any]]:
+    encoder = config.encoder()
+    arguments = {name: getattr(encoder, name) for name in (*gemma3_files.NAMES, "output_dim")}
+    if "dtype" in (own := config.vision_encoder or {}):
+        arguments["dtype"] = own["dtype"]
+    return "Gemma3VisionEncoder", arguments
 
-    def unsupported_in(settings: Settings, task: Settings) -> list[str]:
-        window = (
-            settings["sliding_window_size"] if settings["use_sliding_window_attention"] else None
-        )
-        lacks = encoder.lacking(settings[ENCODER]["config"], window)
-        return [*text.unsupported_in(settings, task), *lacks]
 
-    def unsupported_out(config: Any, settings: Settings) -> list[str]:
-        local = any(config.is_local(i) for i in range(config.num_layers))
-        lacks = encoder.lacking(
-            config.encoder().get_config(), config.sliding_window_size if local else None
-        )
-        return [*text.unsupported_out(config, settings), *lacks]
+def _hub_lacks_in(settings: Settings, task: Settings) -> list[str]:
+    window = settings["sliding_window_size"] if settings["use_sliding_window_attention"] else None
+    encoder = gemma3_files.lacking_in_hub(settings[ENCODER]["config"], window)
+    return [*GEMMA3.unsupported_in(settings, task), *encoder]
 
-    return replace(
-        text,
-        ours=ours,
-        our_task=our_task,
-        fields=fields,
-        unsupported_in=unsupported_in,
-        unsupported_out=unsupported_out,
-        arguments=lambda config: {
-            **text.arguments(config),
-            "image_size": config.image_shape[0],
-        },
-        table=lambda config: [
-            *text.table(config),
-            *below(ENCODER, encoder.table(config.encoder())),
-        ],
-        belongs=lambda config, settings: True,
-        ignored=(),
-        part=ENCODER,
-        make_part=lambda config: _with_dtype(config, encoder.arguments(config.encoder())),
-        from_tokenizer=_image_token,
-    )
+
+def _hub_lacks_out(config: Gemma3ImageTextConfig, settings: Settings) -> list[str]:
+    local = any(config.is_local(i) for i in range(config.num_layers))
+    window = config.sliding_window_size if local else None
+    encoder = gemma3_files.lacking_in_hub(config.encoder().get_config(), window)
+    return [*GEMMA3.unsupported_out(config, settings), *encoder]
 
 
 def _policy(config: Settings) -> str:
     policy = config["dtype"]
     return policy["config"]["name"] if isinstance(policy, Mapping) else str(policy)
-
-
-def _with_dtype(config: Any, encoder: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Returns the class and the arguments of an encoder with its dtype, if it has its own."""
-    name, arguments = encoder
-    own = {"dtype": config.vision_encoder["dtype"]} if "dtype" in config.vision_encoder else {}
-    return name, {**arguments, **own}
 
 
 def _image_token(tokenizer: Any) -> dict[str, Any]:
@@ -632,28 +602,15 @@ def _image_token(tokenizer: Any) -> dict[str, Any]:
 # === GGUF ===
 
 
-BESIDE = "mmproj*.gguf"
+BESIDE, SOFT_TOKEN = "mmproj*.gguf", "<image_soft_token>"
 
 
-@dataclass(frozen=True)
 class GGUFImageTextFormat:
-    """Two GGUF files, of the text and of the vision encoder; the path is that of the text.
-
-    Args:
-        text: format of the text.
-        projector: format of the vision encoder.
-        config_class: config class of the family, which has `encoder()`.
-        image_token: text of the token that an image fills.
-    """
-
-    text: GGUFFormat
-    projector: Projector
-    config_class: Callable[..., Any]
-    image_token: str = "<image_soft_token>"
+    """Two GGUF files, of the text and of the vision encoder; the path is that of the text."""
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns True for a GGUF file."""
-        return self.text.matches(path, description)
+        return gguf.FORMAT_3.matches(path, description)
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
@@ -663,7 +620,7 @@ class GGUFImageTextFormat:
         Raises:
             InputError: as the format of the text, or unless there is one projector next to it.
         """
-        text = self.text.open_checkpoint(path, description, overrides, weights)
+        text = gguf.FORMAT_3.open_checkpoint(path, description, overrides, weights)
         projectors = sorted(path.parent.glob(BESIDE))
         if len(projectors) != 1:
             names = ", ".join(file.name for file in projectors) or "nothing"
@@ -671,27 +628,27 @@ class GGUFImageTextFormat:
                 f"{path} holds the text alone, and {names} called {BESIDE} lies beside it; put the "
                 "one projector of its checkpoint there"
             )
-        opened = self.projector.open(projectors[0], text.backbone["hidden_dim"], weights)
-        backbone = {**text.backbone, ENCODER: opened.fields}
+        mmproj = gemma3_files.open_mmproj(projectors[0], text.backbone["hidden_dim"], weights)
+        backbone = {**text.backbone, ENCODER: mmproj.fields}
         tokens = setting(open_gguf(path), "tokenizer.ggml.tokens", [])
-        if self.image_token in tokens:
-            backbone["image_token_id"] = tokens.index(self.image_token)
-        config = self.config_class(**backbone)
+        if SOFT_TOKEN in tokens:
+            backbone["image_token_id"] = tokens.index(SOFT_TOKEN)
+        config = Gemma3ImageTextConfig(**backbone)
         preprocessor = text.preprocessor and {
             **text.preprocessor,
             "num_vision_tokens_per_image": config.num_vision_tokens_per_image,
             "image_converter": {
                 "image_size": list(config.image_shape[:2]),
-                "scale": [1 / (255 * x) for x in opened.std],
-                "offset": [-m / x for m, x in zip(opened.mean, opened.std, strict=True)],
+                "scale": [1 / (255 * x) for x in mmproj.std],
+                "offset": [-m / x for m, x in zip(mmproj.mean, mmproj.std, strict=True)],
             },
         }
         return replace(
             text,
             backbone=backbone,
             preprocessor=preprocessor,
-            tensors={**text.tensors, **opened.tensors},
-            rules=[*text.rules, *self.projector.rules(config.encoder(name=ENCODER))],
+            tensors={**text.tensors, **mmproj.tensors},
+            rules=[*text.rules, *gemma3_files.mmproj_rules(config.encoder(name=ENCODER))],
         )
 
 
@@ -712,7 +669,24 @@ class Gemma3ImageTextLM(Gemma3CausalLM):
     preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = Gemma3ImageTextBackbone.takes
     absent = Gemma3ImageTextBackbone.absent
-    projector = gemma3_files.PROJECTOR
+
+    def check_mmproj(
+        self, path: str | Path, dtype: str, text_only: bool, mmproj: str | Path | None
+    ) -> None:
+        """See `CausalLM.check_mmproj`; without `text_only` there must be an `mmproj`."""
+        if (mmproj is None) != text_only:
+            raise InputError(
+                f"a GGUF file of {type(self).__name__} holds the text alone; give mmproj=FILE for "
+                "the vision encoder, or text_only=True to leave it out"
+            )
+        if mmproj is not None:
+            if Path(mmproj) == Path(path):
+                raise InputError(f"mmproj is {mmproj}, where the text goes; give another name")
+            gemma3_files.check_mmproj(self.backbone.vision_encoder, mmproj, dtype)
+
+    def write_mmproj(self, path: str | Path, dtype: str) -> Path:
+        """See `CausalLM.write_mmproj`."""
+        return gemma3_files.write_mmproj(self, path, projector_dtype(dtype))
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the processor's files for an export to transformers, and no rules."""
@@ -752,16 +726,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 # === Family ===
 
 
-GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_files.PROJECTOR, Gemma3ImageTextConfig)
+KERAS_HUB = replace(
+    GEMMA3,
+    ours=Gemma3ImageTextBackbone,
+    our_task=Gemma3ImageTextLM,
+    fields=_hub_fields,
+    unsupported_in=_hub_lacks_in,
+    unsupported_out=_hub_lacks_out,
+    arguments=lambda config: {**GEMMA3.arguments(config), "image_size": config.image_shape[0]},
+    table=lambda config: [
+        *GEMMA3.table(config),
+        *below(ENCODER, gemma3_files.hub_rules(config.encoder().vit_config)),
+    ],
+    belongs=lambda config, settings: True,
+    ignored=(),
+    part=ENCODER,
+    make_part=_hub_encoder,
+    from_tokenizer=_image_token,
+)
 FAMILY = Family(
     name="gemma_vision",
     backbone=Gemma3ImageTextBackbone,
     tasks=(Gemma3ImageTextLM,),
     presets=PRESETS,
-    formats=(HUGGING_FACE, GGUF),
+    formats=(HUGGING_FACE, GGUFImageTextFormat()),
     sizes=without_images,
     transformers_form=transformers_form,
-    keras_hub=(
-        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_files.KERAS_HUB),
-    ),
+    keras_hub=(KERAS_HUB,),
 )

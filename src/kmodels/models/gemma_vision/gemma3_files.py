@@ -1,17 +1,32 @@
 """The vision encoder of Gemma 3 in files of transformers, keras-hub and llama.cpp."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.blocks.gguf.mmproj import Projector
+from kmodels.core.remote import write_file
+from kmodels.models.blocks.encoder_rules import below
+from kmodels.models.blocks.gguf.reading import IDLE_ANYWHERE, NOTES, OWNERS, lazy
 from kmodels.models.blocks.gguf.tensors import plus_one
-from kmodels.models.blocks.keras_hub_mapping import EncoderMapping, dense, norm
+from kmodels.models.blocks.gguf.writing import (
+    FILES,
+    KINDS,
+    add_settings,
+    add_tensors,
+    check_file,
+    check_package,
+)
+from kmodels.models.blocks.keras_hub_mapping import dense, norm, numbered
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import clip_siglip
 from kmodels.models.vit.weights.augreg import patches
-from kmodels.weights import LazyArray, Rule, leading_axes
+from kmodels.weights import LazyArray, Rule, engine, leading_axes
+from kmodels.weights.gguf import Settings, open_gguf
 
 # === Hugging Face: SigLIP's tower and a projector ===
 
@@ -82,7 +97,7 @@ HUB_TOWER, HUB_OUTPUT = "image_encoder", "vision_output_encoder"
 PARTS = {"query_proj": "query", "key_proj": "key", "value_proj": "value", "out_proj": "output"}
 
 
-def _hub_rules(config: ViTConfig) -> list[Rule]:
+def hub_rules(config: ViTConfig) -> list[Rule]:
     """Returns the table of an encoder, whose attention has no axis of heads."""
     front, block = f"{HUB_TOWER}/encoder_embeddings", f"{HUB_TOWER}/encoder_block_{{i}}"
     table = [
@@ -104,7 +119,7 @@ def _hub_rules(config: ViTConfig) -> list[Rule]:
     return table
 
 
-def _lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str]:
+def lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str]:
     """Returns the settings of an encoder that keras-hub does not support or applies differently.
 
     The window is that of the local layers of the text, or None.
@@ -123,19 +138,20 @@ def _lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str
     return [name for name, there in problems.items() if there]
 
 
-KERAS_HUB = EncoderMapping(
-    fields=lambda config: {name: config[name] for name in NAMES},
-    arguments=lambda encoder: (
-        "Gemma3VisionEncoder",
-        {name: getattr(encoder, name) for name in (*NAMES, "output_dim")},
-    ),
-    table=lambda encoder: _hub_rules(encoder.vit_config),
-    lacking=_lacking_in_hub,
-)
+# === GGUF: llama.cpp's projector "gemma3", as its converter writes it ===
 
-
-# === GGUF: llama.cpp's projector "gemma3" ===
-
+# Names of tensors are those of the gguf package's table for a file of Hugging Face; which of them
+# stay in another type than the rest is as in llama.cpp's `convert_hf_to_gguf.py`.
+ARCHITECTURE, KIND, ENCODER = "clip", "gemma3", "vision_encoder"
+HALF = (0.5, 0.5, 0.5)
+IDLE_AT: dict[str, tuple[object, ...]] = {
+    **IDLE_ANYWHERE,
+    "clip.has_vision_encoder": (True,),
+    "clip.has_audio_encoder": (False,),
+    "clip.has_llava_projector": (False,),
+    "clip.use_silu": (False,),
+    "clip.vision.projector_type": (KIND,),
+}
 # Names of the settings: here, and in the file.
 MMPROJ = {
     "image_size": "vision.image_size",
@@ -153,67 +169,120 @@ TYPES = {"mm.input_projection": "F16", "v.patch_embd": "F32", "v.position_embd":
 SECOND = "v.blk.0.ffn_down.weight"
 
 
-def _mmproj_rules(encoder: Gemma3VisionEncoder) -> list[Rule]:
-    """Returns the table, with names of Hugging Face; the projector's norm has its 1 in the file."""
+def mmproj_rules(encoder: Gemma3VisionEncoder) -> list[Rule]:
+    """Returns the table of a file, for the model that the encoder is in."""
+    import gguf
+
     prefixes = ("vision_tower.vision_model.", "multi_modal_projector.")
-    return [
-        rule if "soft_emb_norm" not in rule.source else Rule(rule.source, rule.target, plus_one)
-        for rule in rules(encoder.vit_config, *prefixes)
-    ]
+    layers = encoder.num_layers
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
+    table = []
+    for rule in numbered(below(ENCODER, rules(encoder.vit_config, *prefixes)), layers, 0):
+        # The matrix of the projector has no dot there.
+        known = rule.source.replace("_weight", ".weight")
+        if (name := names.get_name(known, (".weight", ".bias"))) is not None:
+            # The projector's norm has its 1 in the file.
+            transform = plus_one if "soft_emb_norm" in rule.source else rule.transform
+            table.append(replace(rule, source=name, transform=transform))
+    return table
 
 
-def _mmproj_settings(encoder: Gemma3VisionEncoder) -> dict[str, Any]:
-    pool = {POOL: encoder.pool_size} if encoder.pool_size != USUAL_POOL else {}
-    return {
-        **{theirs: getattr(encoder, ours) for ours, theirs in MMPROJ.items()},
-        EPSILON: float(encoder.layer_norm_epsilon),
-        "use_gelu": True,
-        **pool,
-    }
+def check_mmproj(encoder: Gemma3VisionEncoder, path: str | Path, dtype: str) -> None:
+    """Raises `InputError` if `write_mmproj` would fail, or llama.cpp misread the file.
+
+    It takes an MLP whose second matrix reads as many numbers as the tower is wide for one of the
+    older files, which call the two matrices by each other's names.
+    """
+    check_file(path, dtype)
+    check_package()
+    if (width := encoder.hidden_dim) == encoder.intermediate_dim:
+        raise InputError(
+            f"llama.cpp's projector {KIND} has no place for intermediate_dim={width}, which is "
+            "hidden_dim too; use export_to_transformers"
+        )
 
 
-def _mmproj_fields(value: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the arguments of the encoder of a file.
+def write_mmproj(model: keras.Model, path: str | Path, dtype: str) -> Path:
+    """Writes the file of a model's vision encoder, atomically; `dtype` is a key of `KINDS`."""
+    encoder = model.backbone.vision_encoder
+    check_mmproj(encoder, path, dtype)
+    tensors = engine.export(encoder, mmproj_rules(encoder))
+    converter = getattr(model.preprocessor, "image_converter", None)
+    mean, std = (HALF, HALF) if converter is None else (converter.mean, converter.std)
+    settings = {ours: getattr(encoder, name) for name, ours in MMPROJ.items()}
+    settings |= {EPSILON: float(encoder.layer_norm_epsilon), "use_gelu": True}
+    if encoder.pool_size != USUAL_POOL:
+        settings[POOL] = encoder.pool_size
 
-    Args:
-        value: reads a setting by its name without "clip." in front, with a default.
+    def write(temporary: Path) -> None:
+        import gguf
+
+        writer = gguf.GGUFWriter(temporary, ARCHITECTURE)
+        writer.add_type(gguf.GGUFType.MMPROJ)
+        writer.add_file_type(gguf.LlamaFileType[FILES[KINDS[dtype]]])
+        writer.add_clip_has_vision_encoder(True)
+        writer.add_clip_projector_type(KIND)
+        writer.add_vision_image_mean([float(x) for x in mean])
+        writer.add_vision_image_std([float(x) for x in std])
+        writer.add_vision_projection_dim(encoder.output_dim)
+        add_settings(writer, ARCHITECTURE, settings)
+        add_tensors(writer, tensors, KINDS[dtype], TYPES)
+
+    return write_file(path, write)
+
+
+class Mmproj(NamedTuple):
+    """The arguments of the encoder in a file, statistics of images by channel, and tensors."""
+
+    fields: dict[str, Any]
+    mean: Sequence[float]
+    std: Sequence[float]
+    tensors: dict[str, LazyArray]
+
+
+def open_mmproj(path: Path, width: int, weights: bool) -> Mmproj:
+    """Reads the settings of a file beside a text of this width, and opens its tensors.
 
     Raises:
-        InputError: for a file that lacks a setting, or has another activation.
+        InputError: for a damaged file, or one of another projector, activation or text.
     """
+    reader = open_gguf(path)
+    settings = Settings(path, reader)
+
+    def value(name: str, default: object = None) -> Any:
+        return settings(f"{ARCHITECTURE}.{name}", default)
+
+    kinds = settings("general.architecture"), value("projector_type")
+    if kinds != (ARCHITECTURE, KIND):
+        raise InputError(
+            f"{path} holds {kinds[0]!r} with the projector {kinds[1]!r}; the model reads "
+            f"{ARCHITECTURE!r} with {KIND!r}"
+        )
+    if (projection_dim := value("vision.projection_dim")) != width:
+        raise InputError(
+            f"{path} is of a text {projection_dim} wide, and the model beside it is {width} "
+            "wide; give both files of one checkpoint"
+        )
     sizes = {ours: value(theirs) for ours, theirs in MMPROJ.items()}
     if missing := [MMPROJ[name] for name, x in sizes.items() if x is None]:
         raise InputError(f"the projector lacks clip.{', clip.'.join(missing)}; convert it again")
     if not value("use_gelu", False):
         raise InputError("the projector has clip.use_gelu=False; the model's activation is GELU")
-    return {
+    fields = {
         **{name: int(x) for name, x in sizes.items()},
         "pool_size": int(value(POOL, USUAL_POOL)),
         "layer_norm_epsilon": round(float(value(EPSILON, 1e-6)), 12),
     }
-
-
-def _without_place(encoder: Gemma3VisionEncoder) -> list[str]:
-    """Returns the settings that llama.cpp would misinterpret.
-
-    It takes an MLP whose second matrix reads as many numbers as the tower is wide for one of the
-    older files, which call the two matrices by each other's names.
-    """
-    width = encoder.hidden_dim
-    square = encoder.intermediate_dim == width
-    return [f"intermediate_dim={width}, which is hidden_dim too"] if square else []
-
-
-def _todays(tensors: Mapping[str, LazyArray], hidden_dim: int) -> dict[str, LazyArray]:
-    """Returns tensors by the names of today: older files swap those of the MLP's two matrices."""
-    second = tensors.get(SECOND)
-    if second is None or second.shape[-1] != hidden_dim:
-        return dict(tensors)
-    swaps = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-    parts = {name: name.split(".") for name in tensors}
-    return {".".join(swaps.get(x, x) for x in parts[name]): tensors[name] for name in tensors}
-
-
-PROJECTOR = Projector(
-    "gemma3", _mmproj_settings, _mmproj_fields, _mmproj_rules, _without_place, TYPES, _todays
-)
+    mean, std = value("vision.image_mean", HALF), value("vision.image_std", HALF)
+    tensors: dict[str, LazyArray] = {}
+    if weights:
+        settings.warn_of_others((*OWNERS, f"{ARCHITECTURE}."), NOTES, IDLE_AT)
+        tensors = {x.name: lazy(path, x) for x in reader.tensors}
+    if SECOND in tensors and tensors[SECOND].shape[-1] == fields["hidden_dim"]:
+        # Older files swap the names of the MLP's two matrices.
+        swaps = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+        tensors = {
+            ".".join(swaps.get(part, part) for part in name.split(".")): tensor
+            for name, tensor in tensors.items()
+        }
+    return Mmproj(fields, mean, std, tensors)

@@ -27,7 +27,7 @@ from kmodels.layers.changes import quantized_layers
 from kmodels.models.blocks.gguf import adapters
 from kmodels.models.blocks.gguf.adapters import DTYPES as ADAPTER_DTYPES
 from kmodels.models.blocks.gguf.quantizing import MIXTURES
-from kmodels.models.blocks.gguf.writing import check_imatrix, projector_dtype
+from kmodels.models.blocks.gguf.writing import check_imatrix
 from kmodels.presets.save import TRANSFORMERS_FILES, takes_images
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.runtimes import HUB_FILES
@@ -473,7 +473,7 @@ def convert(
                 return
             results.append(_compare(form, model, path, kind, length, destination))
             if mmproj is not None:
-                model.projector.write(model, mmproj, projector_dtype(kind))
+                model.write_mmproj(mmproj, kind)
 
         if form.suffix:
             write_file(destination, write)
@@ -584,7 +584,7 @@ def _write(
 ) -> None:
     if form.method:
         # `check_parts` and `_check_mmproj` have checked the parts that are left out.
-        beside = form.name == "gguf" and model.projector is not None
+        beside = form.name == "gguf" and takes_images(model.backbone)
         left = beside or getattr(model, "backbone", model).left_out
         more: dict[str, Any] = {"text_only": True} if left and not form.adapters else {}
         if imatrix is not None:
