@@ -39,11 +39,7 @@ def list_presets(family: str | None = None) -> list[str]:
 
 
 def family_of(preset: str | Path) -> Family:
-    """Returns the family of a registered name or of a checkpoint at a path.
-
-    Raises:
-        InputError: if it is not a name, and no family can read the path.
-    """
+    """Returns the family of a registered name or of a checkpoint at a path."""
     name, problems = str(preset), []
     preset = locate(preset)
     families = registry.families()
@@ -65,9 +61,6 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     """Returns the class for a path: its family's task, or the backbone without a head.
 
     `whole` prefers a class with all parts of the checkpoint to one of its text part.
-
-    Raises:
-        InputError: for a registered name, which has no weights, or if no family can read the path.
     """
     family = family_of(preset)
     if str(preset) in family.presets:
@@ -86,12 +79,7 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
 def class_below(base: type, preset: str | Path) -> Any:
     """Returns a base's class for a preset: `GemmaCausalLM` for `CausalLM` and a Gemma.
 
-    Args:
-        base: any class with `from_preset`. One of a family is returned as it is.
-        preset: see `load`.
-
-    Raises:
-        InputError: if the preset's family has no class below it, or there is no such preset.
+    A class of a family is returned as it is.
     """
     if getattr(getattr(base, "backbone_class", base), "family", ""):
         return base
@@ -175,11 +163,7 @@ def locate(preset: str | Path) -> Path:
 def open_checkpoint(
     preset: str | Path, family: Family, overrides: dict[str, Any], weights: bool
 ) -> SourceCheckpoint:
-    """Opens a checkpoint in any format of a family.
-
-    Raises:
-        InputError: if the family cannot read it.
-    """
+    """Opens a checkpoint in any format of a family."""
     name = str(preset)
     if name in family.presets:
         checkpoint = family.presets[name]
@@ -221,9 +205,6 @@ def open_outline(preset: str | Path, family: Family, overrides: dict[str, Any]) 
     Their names and shapes take precedence over config.json, which may omit or contradict a part,
     such as an output layer that is not the embedding table. A directory without tensors is as its
     config.json says; if its tensors cannot be opened, a warning says why.
-
-    Raises:
-        InputError: if the family cannot read it.
     """
     try:
         return open_checkpoint(preset, family, overrides, True)
@@ -352,11 +333,7 @@ def _check_settings(
 
 
 def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-    """Returns class names and problem type of a head from a config.json of transformers or timm.
-
-    Raises:
-        InputError: for a problem_type that transformers does not have.
-    """
+    """Returns class names and problem type of a head from a config.json of transformers or timm."""
     number, labels = task["num_classes"], {}
     of_timm = description.get("pretrained_cfg") or {}
     names = description.get("label_names") or of_timm.get("label_names")

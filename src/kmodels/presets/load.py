@@ -141,11 +141,7 @@ def load(
 
 
 def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
-    """Returns the arguments of the preprocessor `cls` of a name or a file.
-
-    Raises:
-        InputError: see `load`.
-    """
+    """Returns the arguments of the preprocessor `cls` of a name or a file."""
     family = registry.family(cls.family)
     checkpoint = open_checkpoint(preset, family, {}, False)
     checkpoint.verify_preprocessor(cls)

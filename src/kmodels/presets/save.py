@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,6 @@ def check_parts(model: keras.Model, partial: bool, kind: str, splits: bool = Fal
 
     `partial` is True to write the part with the text, `kind` the output's, and `splits` True if the
     output of a model with images may hold its text alone.
-
-    Raises:
-        InputError: if parts were left out when the model was read, or `partial` leaves none out.
     """
     backbone = getattr(model, "backbone", model)
     parts, fields = backbone.left_out, backbone.config_class.__dataclass_fields__
@@ -132,15 +128,24 @@ def export_to_transformers(
     form, pictures, table, zeros = family.transformers_form(model)
     files, more = model.beside_transformer() if hasattr(model, "beside_transformer") else ({}, [])
     rules = [*table, *more]
-    packed = four_bits_of(model, rules, getattr(model, "backbone", model).variable_dtype)
-    tensors = engine.export(model, rules, without=packed.variables)
+    packed, paths, quantization = _four_bits(
+        model, rules, getattr(model, "backbone", model).variable_dtype
+    )
+    tensors = engine.export(model, rules, without=paths)
     zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
     dtypes = {str(tensor.dtype) for tensor in tensors.values()}
     form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
-    if packed.tensors:
+    if packed:
+        # transformers packs every linear layer that is not listed, and computes with the others in
+        # their dtype; an output layer that is tied to the embedding table has no tensor.
         floats = [name for name, tensor in tensors.items() if len(tensor.shape) > 1]
-        form["quantization_config"] = packed.config(floats, form["dtype"])
-        tensors |= packed.tensors
+        skipped = {name.removesuffix(".weight") for name in floats if name.endswith(".weight")}
+        form["quantization_config"] = {
+            **quantization,
+            "bnb_4bit_compute_dtype": form["dtype"],
+            "llm_int8_skip_modules": sorted({*skipped, "lm_head"}),
+        }
+        tensors |= packed
     with staged(directory) as (target, finish):
         folders = {name.partition("/")[0] for name in files}
         native.refuse_to_replace(target, {*TRANSFORMERS_FILES, *folders})
@@ -297,55 +302,18 @@ def _listed(value: Any) -> list[str]:
 BLOCKS = tuple(2**i for i in range(5, 13))
 
 
-@dataclass(frozen=True)
-class FourBits:
-    """The quantized kernels of a model, as `kmodels.weights.packed` reads them.
-
-    Args:
-        tensors: their tensors by name.
-        variables: paths of the variables that these hold.
-        kind: "nf4" or "fp4" of the first kernel; empty without quantized kernels.
-        is_double: whether its scales have 8 bits.
-    """
-
-    tensors: dict[str, LazyArray] = field(default_factory=dict)
-    variables: tuple[str, ...] = ()
-    kind: str = ""
-    is_double: bool = False
-
-    def config(self, floats: Sequence[str], dtype: str) -> dict[str, Any]:
-        """Returns what transformers' `BitsAndBytesConfig` writes to config.json.
-
-        The floats are names of matrices that are not packed, in whose dtype transformers computes.
-        """
-        # transformers packs every linear layer that is not listed; an output layer that is tied to
-        # the embedding table has no tensor.
-        skipped = {name.removesuffix(".weight") for name in floats if name.endswith(".weight")}
-        return {
-            "quant_method": "bitsandbytes",
-            **{"load_in_4bit": True, "load_in_8bit": False},
-            **{"_load_in_4bit": True, "_load_in_8bit": False},
-            "bnb_4bit_compute_dtype": dtype,
-            "bnb_4bit_quant_storage": "uint8",
-            "bnb_4bit_quant_type": self.kind,
-            "bnb_4bit_use_double_quant": self.is_double,
-            "llm_int8_enable_fp32_cpu_offload": False,
-            "llm_int8_has_fp16_weight": False,
-            "llm_int8_skip_modules": sorted({*skipped, "lm_head"}),
-            "llm_int8_threshold": 6.0,
-        }
-
-
-def four_bits_of(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourBits:
+def _four_bits(
+    model: keras.Model, rules: Sequence[Rule], dtype: str
+) -> tuple[dict[str, LazyArray], tuple[str, ...], dict[str, Any]]:
     """Returns the quantized kernels of a model as tensors of bitsandbytes.
 
-    The rules would load the directory, whose other weights have this dtype.
-
-    Raises:
-        InputError: for a kernel that bitsandbytes has no counterpart for.
+    With them the paths of their variables, and what transformers' `BitsAndBytesConfig` writes to
+    config.json. The rules would load the directory, whose other weights have this dtype.
     """
-    tensors: dict[str, LazyArray] = {}
     layers = list(changes.quantized_layers(model).values())
+    if not layers:
+        return {}, (), {}
+    tensors: dict[str, LazyArray] = {}
     for layer in layers:
         (rule,) = bind_targets(rules, [f"{layer.path}/kernel"]) or [None]
         # A tensor that holds several kernels is a bare parameter in transformers.
@@ -355,11 +323,19 @@ def four_bits_of(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourB
                 "that of a linear layer; call dequantize first"
             )
         tensors |= _tensors_of(layer, rule.source, dtype)
-    if not layers:
-        return FourBits()
     first = layers[0].quantized.settings
-    variables = tuple(v.path for layer in layers for v in layer.quantized.variables)
-    return FourBits(tensors, variables, first.mode, first.is_double)
+    config = {
+        "quant_method": "bitsandbytes",
+        **{"load_in_4bit": True, "load_in_8bit": False},
+        **{"_load_in_4bit": True, "_load_in_8bit": False},
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": first.mode,
+        "bnb_4bit_use_double_quant": first.is_double,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_threshold": 6.0,
+    }
+    return tensors, tuple(v.path for x in layers for v in x.quantized.variables), config
 
 
 def _tensors_of(layer: Any, name: str, dtype: str) -> dict[str, LazyArray]:

@@ -594,14 +594,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     def check_mmproj(
         self, path: str | Path, dtype: str, text_only: bool, mmproj: str | Path | None
     ) -> None:
-        """Raises `InputError` for a vision encoder that nobody wants, or that cannot be written.
-
-        Args:
-            path: as in `export_to_gguf`, like the other arguments.
-            dtype: type of kernels and tables.
-            text_only: leave out the vision encoder.
-            mmproj: path for the vision encoder.
-        """
+        """Raises `InputError` for a vision encoder that `export_to_gguf` would refuse to write."""
         if mmproj is not None:
             raise InputError(f"{type(self).__name__} has no vision encoder; leave mmproj out")
 
@@ -667,14 +660,9 @@ class Head(InsideStep):
     ) -> Any:
         """Returns the loss of a batch, a float32 scalar; the metrics count along.
 
-        Args:
-            hidden: (B, T, D).
-            embedding: the layer with the table.
-            labels: (B, T) int; -100 does not count, neither in the sum nor in the mean.
-            weights: (B, T) float32, 0 for labels of -100.
-            weight: sum of the weights, by which the loss is divided; None for the loss as Keras
-                reduces it.
-            training: whether an adapter of the table drops out.
+        Hidden states are (B, T, D), labels (B, T) int, weights (B, T) float32, 0 for labels of
+        -100. The loss is divided by `weight`, the sum of the weights; None for the loss as Keras
+        reduces it.
         """
         weights = meshes.merged(weights)
         flat, labels = meshes.merged(hidden), meshes.merged(labels)

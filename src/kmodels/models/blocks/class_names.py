@@ -36,11 +36,7 @@ class NamedClasses(Checked):
 
 
 def check_class_names(names: Sequence[str] | None, number: int) -> list[str] | None:
-    """Returns the names of classes as a list, or None.
-
-    Raises:
-        InputError: for something other than one text for each class.
-    """
+    """Returns one text for each class as a list, or None."""
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -54,16 +50,7 @@ def check_class_names(names: Sequence[str] | None, number: int) -> list[str] | N
 
 
 def best(scores: np.ndarray, names: list[str], top: int) -> list[list[tuple[str, float]]]:
-    """Returns the classes with the highest scores, the highest first.
-
-    Args:
-        scores: (B, classes).
-        names: of the classes.
-        top: number of classes; fewer are returned if there are fewer.
-
-    Returns:
-        For each row pairs of name and score.
-    """
+    """Returns names and scores of the `top` best classes for each row of scores (B, classes)."""
     order = np.argsort(-scores, axis=-1, kind="stable")[:, :top]
     return [
         [(names[i], float(row[i])) for i in numbers]

@@ -36,10 +36,7 @@ def check_rates(config: Any, *names: str) -> None:
 def check_positive(config: Any, *names: str, none: str = "") -> None:
     """Raises `InputError` for a field that is no positive number that float32 can compute with.
 
-    Args:
-        config: has the fields.
-        names: of fields; one that is None is not checked.
-        none: meaning of None, for the message; empty if None is not allowed.
+    A field may be None if `none` says what that means.
     """
     for name in names:
         value = getattr(config, name)
@@ -289,12 +286,9 @@ def check_kinds(kinds: Sequence[str], layers: int, shared: int) -> None:
 
 
 def kv_sources(kinds: Sequence[str], shared: int) -> list[int | None]:
-    """Returns whose keys and values each layer uses: the last of its kind that has its own.
+    """Returns the layer whose keys and values each layer uses, None for its own.
 
-    The last `shared` layers have none of their own.
-
-    Returns:
-        The number of a layer, or None for a layer's own.
+    The last `shared` layers use those of the last layer of their kind that has its own.
     """
     own = len(kinds) - shared
     last = {kind: index for index, kind in enumerate(kinds[:own])}

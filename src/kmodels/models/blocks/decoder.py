@@ -377,21 +377,11 @@ class DecoderBackbone(OptionalInputs, Backbone):
         caches: list[Any],
         images: Mapping[str, Tensor] | None = None,
     ) -> Any:
-        """Returns hidden states of new tokens behind those that the caches hold.
+        """Returns hidden states (B, T, D) of new tokens (B, T) behind those that the caches hold.
 
-        Args:
-            token_ids: (B, T) int.
-            positions: (T,) or (B, T) int, or None for 0, 1, ...
-            caches: one per block, see `DecoderBlock`; blocks that share keys and values have the
-                same one.
-            images: of models that take images, those of the prompts, by the names of the inputs.
-
-        Returns:
-            (B, T, D).
-
-        Raises:
-            InputError: for a backbone that is not causal, since each new token would change the
-                whole cache.
+        Positions are (T,) or (B, T) int, or None for 0, 1, ... There is a cache for each block, see
+        `DecoderBlock`; blocks that share keys and values have the same one. The images are those of
+        the prompts, by the names of the inputs.
         """
         if not self.config.is_causal:
             raise InputError(

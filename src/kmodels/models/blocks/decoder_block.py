@@ -40,15 +40,7 @@ NO_INFO = DecoderInfo()
 
 
 class _OfBlock(Layer):
-    """A part of the block with a number.
-
-    Args:
-        config: config of the backbone.
-        index: number of the block, from 0.
-
-    Attributes:
-        block: settings of this block.
-    """
+    """A part of the block with the number `index`; `block` has its settings."""
 
     config_class: ClassVar[type[DecoderConfig]] = DecoderConfig
 

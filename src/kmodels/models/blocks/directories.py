@@ -33,11 +33,7 @@ _BESIDE_DECODERS = {
 
 @dataclass(frozen=True)
 class HuggingFaceDirectory:
-    """Directories of a family, as `Family.formats` expects them.
-
-    Args:
-        kinds: `model_type` in the config.json of the family.
-    """
+    """Directories whose config.json has a `model_type` of `kinds`, for `Family.formats`."""
 
     kinds: Collection[str]
 
@@ -62,10 +58,7 @@ class EncoderDirectory(HuggingFaceDirectory):
 
 
 def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
-    """Logs a warning with the settings of an encoder's config.json that are not known.
-
-    The description may have those of two models in it.
-    """
+    """Logs a warning with the unknown settings of an encoder's config.json, or of two in one."""
     inner = (description.get(name) or {} for name in ("text_config", "vision_config"))
     settings = {name: value for part in (*inner, description) for name, value in part.items()}
     warn_of_unknown(

@@ -79,11 +79,7 @@ def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
 
 
 def approximate_gelu(path: Path, activation: str) -> bool | str:
-    """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it.
-
-    Raises:
-        InputError: for another activation.
-    """
+    """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it."""
     if activation not in GELUS:
         raise InputError(
             f"{path}: hidden_act is {activation!r}; the model supports {', '.join(GELUS)}"

@@ -11,14 +11,7 @@ from kmodels.core.errors import InputError
 
 
 def in_order(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives positional arguments of an `__init__` the names that keras-hub's class has there.
-
-    Args:
-        names: positional parameters of keras-hub's class, in its order.
-
-    Raises:
-        InputError: when the class is made with more arguments than names, or one of them twice.
-    """
+    """Gives positional arguments of an `__init__` the names that keras-hub's class has there."""
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
@@ -48,11 +41,7 @@ def in_own_order(*more: str) -> Callable[[Callable[..., None]], Callable[..., No
 def by_name(
     owner: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns all arguments by their names.
-
-    Raises:
-        InputError: for more arguments than names, or one that is given twice.
-    """
+    """Returns all arguments by their names."""
     if len(args) > len(names):
         raise InputError(
             f"{owner} got {len(args)} arguments without a name; it takes {len(names)} "

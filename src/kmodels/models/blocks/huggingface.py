@@ -94,10 +94,8 @@ TransformersForm = tuple[dict[str, Any], dict[str, Any], list[Rule], dict[str, A
 def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.") -> list[Rule]:
     """Returns the table of a decoder.
 
-    Args:
-        config: config of the backbone.
-        norms: names of a block's norms in transformers to their paths in a block here.
-        prefix: prefix of all but the output layer; empty for a bare model, which has none.
+    `norms` has the names of a block's norms in transformers to their paths here. The prefix is that
+    of all but the output layer; it is empty for a bare model, which has none.
     """
     table = [Rule("embed_tokens.weight", "token_embedding/embeddings")]
     block = config.block(0)
@@ -165,19 +163,11 @@ def rope(
     length: float | None = None,
     kinds: Sequence[str] = ("default", "linear", "yarn"),
 ) -> Rope:
-    """Returns a rotary position embedding.
+    """Returns a rotary position embedding of one of `kinds`.
 
-    Args:
-        path: path of the directory, for errors.
-        scaling: settings of the kind.
-        theta: the base outside these settings, or None.
-        default: the base if there is none in either.
-        length: `max_position_embeddings`, for YaRN and "llama3" whose settings do not name the
-            original length; None if they have to.
-        kinds: supported kinds. Of kinds other than the default ones only the base is read.
-
-    Raises:
-        InputError: for another kind, or settings of it that are missing, unknown or out of range.
+    `theta` is the base outside the settings of the kind, and `default` that without any. `length`
+    is `max_position_embeddings`, for YaRN and "llama3" whose settings do not name the original
+    length; None if they have to.
     """
     scaling = stated(scaling)
     kind = rope_kind(scaling)
@@ -202,11 +192,7 @@ def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def window(path: Path, size: object, pattern: Mapping[str, Any]) -> int:
-    """Returns the size of the windows of a Gemma, if the fields of `pattern` give layers some.
-
-    Raises:
-        InputError: if layers have windows and the size is no positive number.
-    """
+    """Returns the size of the windows of a Gemma, if the fields of `pattern` give layers some."""
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     if pattern.get("use_sliding_window_attention", True):
@@ -222,11 +208,7 @@ def rope_kind(scaling: Mapping[str, Any]) -> str:
 
 
 def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[str, Any]:
-    """Returns arguments of `Yarn`; `length` is the original length if the settings name none.
-
-    Raises:
-        InputError: for settings that transformers does not know or that are out of range.
-    """
+    """Returns arguments of `Yarn`; `length` is the original length if the settings name none."""
     arguments = stated(scaling)
     for name in ("rope_type", "type", "rope_theta"):
         arguments.pop(name, None)
@@ -263,9 +245,6 @@ def heads_by_kind(
 
     Transformers 5.23 writes `per_layer_config`, the settings by which a layer differs from all.
     Before, and in keras-hub, other names say it of the layers without a window.
-
-    Raises:
-        InputError: for other settings by layer, or layers of one kind that differ.
     """
     by_layer = text.get("per_layer_config")
     if by_layer is None:
@@ -327,11 +306,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a directory, with its tokenizer and how it asks to generate.
-
-        Raises:
-            InputError: for settings that the model has no counterpart for.
-        """
+        """Reads config, tokenizer and generation settings of a directory, and opens its tensors."""
         backbone, vision = self.fields(path, description), description.get("vision_config")
         if weights:
             warn_of_decoder(path, description)
@@ -372,23 +347,12 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
 def with_output_layer(
     path: Path, backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
 ) -> tuple[dict[str, Any], dict[str, LazyArray]]:
-    """Returns fields and tensors that agree on the output layer.
+    """Returns fields and tensors that agree on the output layer, which is `HEAD` if untied.
 
     As in transformers, an output layer whose numbers differ from those of the embedding table takes
-    precedence over `tie_word_embeddings`. An output layer with the same numbers is left out if the
-    two are tied.
-
-    Args:
-        path: path of the directory, for errors.
-        backbone: fields of the config, with the `tie_word_embeddings` of config.json.
-        tensors: all tensors of the directory; none to read the architecture only, which then is as
-            config.json says.
-
-    Returns:
-        The fields, and the tensors; an untied output layer has the name `HEAD`.
-
-    Raises:
-        InputError: if an untied output layer is missing, which transformers draws at random.
+    precedence over `tie_word_embeddings`. One with the same numbers is left out if the two are
+    tied, and an untied one that is missing, which transformers draws at random, is refused. Without
+    tensors the architecture is as config.json says.
     """
     head = next((tensors[name] for name in OUTPUTS if name in tensors), None)
     tables = (tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
@@ -438,14 +402,9 @@ def transformers_form(
 ) -> TransformersForm:
     """Returns a decoder as transformers writes it.
 
-    Args:
-        model: a backbone or causal model; a backbone with an output table is written as the latter.
-        names: `model_type`, and the architectures with the output layer and without it.
-        more: settings in addition to those of every decoder.
-        table: (config, prefix) to the rules.
-
-    Returns:
-        (config.json, {}, rules, {}): there is no image processor and no zero tensor.
+    A backbone with an output table is written as a causal model. The names are `model_type` and the
+    architectures with the output layer and without it; `more` has the settings that not every
+    decoder has.
     """
     backbone = getattr(model, "backbone", model)
     kind, causal, bare = names

@@ -134,20 +134,11 @@ class ImageConverter(Preprocessor):
 def pictures(
     x: Any, size: Sequence[int] | None, resizing: Resizing, channels: int | None = None
 ) -> np.ndarray:
-    """Returns images of any framework in one size, float32 in [0, 255].
+    """Returns images of any framework in one size, float32 (B, height, width, C) in [0, 255].
 
-    Args:
-        x: (B, H, W, C), (H, W, C), or a list of images of any size, of Pillow or paths of files.
-        size: (height, width), or None for as they are.
-        resizing: how.
-        channels: that each image must have; None for any number.
-
-    Returns:
-        (B, height, width, C), or (height, width, C) of one image.
-
-    Raises:
-        InputError: for other values, another number of channels, or if Keras' `image_data_format`
-            is "channels_first".
+    They are (B, H, W, C), or a list of images of any size, of Pillow or paths of files; for one
+    image (H, W, C) it returns (height, width, C). A size of None keeps theirs. `channels` is what
+    each image must have; None for any number.
     """
     check_channels_last()
     if is_picture(x):
@@ -183,11 +174,7 @@ def check_supported(pads: bool, interpolation: str) -> None:
 
 
 def each_channel(value: float | Sequence[float] | np.ndarray, channels: int) -> list[float]:
-    """Returns one number per channel, also if one is given for all.
-
-    Raises:
-        InputError: for another number of values.
-    """
+    """Returns one number per channel, also if one is given for all."""
     values = np.ravel(np.asarray(value, "float64"))
     if values.size not in (1, channels):
         raise InputError(
@@ -207,9 +194,6 @@ def picture(image: object, channels: int | None) -> np.ndarray:
     """Returns one image (H, W, C) of any framework or of Pillow, or of the file at a path.
 
     An image of Pillow or of a file is given these channels, others must have them; None for any.
-
-    Raises:
-        InputError: for another value, or another number of channels.
     """
     if isinstance(image, np.ndarray) and image.ndim == 0 and image.dtype.kind in "OU":
         image = image.item()

@@ -96,9 +96,6 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     """Returns the inputs as a dictionary, with None for a mask that is not given.
 
     Keras' own warning lists names that the model does not have; they are left out.
-
-    Raises:
-        InputError: without token ids.
     """
     names = _names(model)
     if isinstance(inputs, dict) and POSITIONS[0] in inputs and POSITIONS[1] in names:
@@ -144,10 +141,7 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
-    """Returns the inputs by name as int32 tensors (B, T); missing inputs are None.
-
-    Images and their patches stay floats.
-    """
+    """Returns the inputs by name as tensors, all but images int32 (B, T); missing ones are None."""
     inputs = complete(model, inputs)
     return {name: _tensor(inputs.get(name), name) for name in _names(model)}
 

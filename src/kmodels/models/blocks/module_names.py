@@ -45,12 +45,9 @@ def names(
 ) -> Sequence[Mapping[str, str]]:
     """Returns the tables of `Backbone.peft_names`, the one that is written first.
 
-    Args:
-        model: a backbone or causal model.
-        prefixes: prefixes of names, the most usual first; an empty one for a bare model.
-        heads: names of the output layer; the first one is written. If it is the embedding table,
-            only PEFT's copy of it has such a name.
-        norms: names of the norms of a block by their path in it.
+    Prefixes and heads, the names of the output layer, begin with the most usual one; an empty
+    prefix is that of a bare model. If the output layer is the embedding table, only PEFT's copy of
+    it has such a name. `norms` has their names by their paths in a block.
     """
     backbone = getattr(model, "backbone", model)
     ordered = sorted(prefixes, key=bool) if backbone is model else prefixes

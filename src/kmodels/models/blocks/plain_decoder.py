@@ -135,12 +135,7 @@ class PlainFiles:
         }
 
     def transformers_form(self, model: keras.Model) -> huggingface.TransformersForm:
-        """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
-
-        Args:
-            model: a backbone or causal model. A backbone with an untied output layer is written as
-                a causal model.
-        """
+        """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor."""
         config = getattr(model, "backbone", model).config
         form = {"hidden_act": "silu", **self.form(config, huggingface.rope_form(*config.rope))}
         return huggingface.transformers_form(model, self.names, form, self.rules)

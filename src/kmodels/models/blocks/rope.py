@@ -52,11 +52,7 @@ class Yarn:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Makes one of a dictionary.
-
-        Raises:
-            InputError: for a name that is missing or unknown.
-        """
+        """Makes one of a dictionary."""
         names = [field.name for field in fields(cls)]
         unknown = sorted(set(settings) - set(names))
         missing = [name for name in names[:2] if name not in settings]

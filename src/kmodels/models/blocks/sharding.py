@@ -10,45 +10,41 @@ match whole paths.
 # Those of scales that are shared by several outputs are not cut.
 KERNEL = r"kernel(?:_(?!nested_scale|offset)\w+)?"
 
-BLOCKS: dict[str, tuple[str | None, ...]] = {
-    rf"(?:.*/)?attention/(?:query|key|value)/{KERNEL}": ("embed", "heads"),
-    r"(?:.*/)?attention/(?:query|key|value)/bias": ("heads",),
-    r"(?:.*/)?attention/(?:query|key|value)/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?attention/(?:query|key|value)/(?:.*/)?lora_b": (None, "heads"),
-    rf"(?:.*/)?attention/output/{KERNEL}": ("heads", "embed"),
-    r"(?:.*/)?attention/output/(?:.*/)?lora_a": ("heads", None),
-    r"(?:.*/)?attention/output/(?:.*/)?lora_b": (None, "embed"),
-    rf"(?:.*/)?mlp/(?:gate|up)/{KERNEL}": ("embed", "mlp"),
-    r"(?:.*/)?mlp/(?:gate|up)/bias": ("mlp",),
-    r"(?:.*/)?mlp/(?:gate|up)/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?mlp/(?:gate|up)/(?:.*/)?lora_b": (None, "mlp"),
-    rf"(?:.*/)?mlp/down/{KERNEL}": ("mlp", "embed"),
-    r"(?:.*/)?mlp/down/(?:.*/)?lora_a": ("mlp", None),
-    r"(?:.*/)?mlp/down/(?:.*/)?lora_b": (None, "embed"),
+Table = dict[str, tuple[str | None, ...]]
+
+
+def _dense(path: str, inner: str, outer: str | None, has_bias: bool = False) -> Table:
+    """Returns the patterns of a linear layer: its kernel, those of an adapter, and its bias."""
+    layer = rf"(?:.*/)?{path}"
+    return {
+        rf"{layer}/{KERNEL}": (inner, outer),
+        rf"{layer}/(?:.*/)?lora_a": (inner, None),
+        rf"{layer}/(?:.*/)?lora_b": (None, outer),
+        **({f"{layer}/bias": (outer,)} if has_bias else {}),
+    }
+
+
+BLOCKS: Table = {
+    **_dense("attention/(?:query|key|value)", "embed", "heads", has_bias=True),
+    **_dense("attention/output", "heads", "embed"),
+    **_dense("mlp/(?:gate|up)", "embed", "mlp", has_bias=True),
+    **_dense("mlp/down", "mlp", "embed"),
 }
-PER_LAYER: dict[str, tuple[str | None, ...]] = {
+PER_LAYER: Table = {
     r"(?:.*/)?per_layer_embedding/table/embeddings": ("vocab", "embed"),
-    rf"(?:.*/)?per_layer_embedding/model_projection/{KERNEL}": ("embed", None),
-    r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?per_layer_embedding/model_projection/(?:.*/)?lora_b": (None, None),
-    rf"(?:.*/)?per_layer/input_gate/{KERNEL}": ("embed", "mlp"),
-    r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?per_layer/input_gate/(?:.*/)?lora_b": (None, "mlp"),
-    rf"(?:.*/)?per_layer/projection/{KERNEL}": ("mlp", "embed"),
-    r"(?:.*/)?per_layer/projection/(?:.*/)?lora_a": ("mlp", None),
-    r"(?:.*/)?per_layer/projection/(?:.*/)?lora_b": (None, "embed"),
+    **_dense("per_layer_embedding/model_projection", "embed", None),
+    **_dense("per_layer/input_gate", "embed", "mlp"),
+    **_dense("per_layer/projection", "mlp", "embed"),
 }
 # A device has some of the experts, and all of each.
-EXPERTS: dict[str, tuple[str | None, ...]] = {
+EXPERTS: Table = {
     rf"(?:.*/)?experts/gate_up/(?:{KERNEL}|lora_a)": ("experts", "embed", None),
     r"(?:.*/)?experts/gate_up/lora_b": ("experts", None, None),
     rf"(?:.*/)?experts/down/(?:{KERNEL}|lora_b)": ("experts", None, "embed"),
     r"(?:.*/)?experts/down/lora_a": ("experts", None, None),
-    rf"(?:.*/)?router/projection/{KERNEL}": ("embed", None),
-    r"(?:.*/)?router/projection/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?router/projection/(?:.*/)?lora_b": (None, None),
+    **_dense("router/projection", "embed", None),
 }
-TABLES: dict[str, tuple[str | None, ...]] = {
+TABLES: Table = {
     r"(?:.*/)?token_embedding/(?:reverse_)?embeddings": ("vocab", "embed"),
     r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
     r"(?:.*/)?token_embedding/lora_a": ("vocab", None),
@@ -56,14 +52,9 @@ TABLES: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/reverse_lora_a": ("embed", None),
     r"(?:.*/)?token_embedding/reverse_lora_b": (None, "vocab"),
 }
-# Behind the pooling of an embedder.
-DENSE: dict[str, tuple[str | None, ...]] = {
-    rf"(?:.*/)?dense_\d+/{KERNEL}": ("embed", None),
-    r"(?:.*/)?dense_\d+/(?:.*/)?lora_a": ("embed", None),
-    r"(?:.*/)?dense_\d+/(?:.*/)?lora_b": (None, None),
-}
-DECODER = TABLES | BLOCKS | PER_LAYER | EXPERTS | DENSE
-TEXT_ENCODER: dict[str, tuple[str | None, ...]] = {
+# With the dense layers behind the pooling of an embedder.
+DECODER: Table = TABLES | BLOCKS | PER_LAYER | EXPERTS | _dense(r"dense_\d+", "embed", None)
+TEXT_ENCODER: Table = {
     **TABLES,
     **BLOCKS,
     r"(?:.*/)?position_embedding/embeddings": (None, "embed"),

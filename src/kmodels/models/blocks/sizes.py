@@ -109,12 +109,7 @@ def _of_block(block: BlockConfig) -> BlockSizes:
 
 
 def encoder(config: EncoderConfig, **more: Any) -> Sizes:
-    """Returns the sizes of a model of `EncoderBlock`s.
-
-    Args:
-        config: config of the family.
-        **more: `tokens` of an image, and `vocabulary` if logits over it are computed.
-    """
+    """Returns the sizes of a model of `EncoderBlock`s; `more` has other arguments of `Sizes`."""
     settings = config.encoder_block
     block = BlockSizes(
         heads=settings.num_heads,

@@ -97,11 +97,7 @@ class TextTowerFormat(EncoderDirectory):
         return len(self.architectures) > 1
 
     def fields(self, path: Path, description: dict[str, Any]) -> dict[str, Any]:
-        """Returns the config of a config.json, of the tower alone or of both.
-
-        Raises:
-            InputError: for settings that the model has no counterpart for.
-        """
+        """Returns the config of a config.json, of the tower alone or of both."""
         text, _ = self._text(description)
         fields = {ours: text[theirs] for ours, theirs in FIELDS.items()}
         return fields | {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
@@ -109,11 +105,7 @@ class TextTowerFormat(EncoderDirectory):
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a directory.
-
-        Raises:
-            InputError: for settings that the model has no counterpart for.
-        """
+        """Reads config and tokenizer of a directory, and opens its tensors."""
         _, projection = self._text(description)
         tensors = self.tensors(path, description, weights)
         prefix = encoder_rules.prefix_of(tensors, PREFIX)
@@ -150,11 +142,7 @@ class TextTowerFormat(EncoderDirectory):
         return defaults | _given(settings), width
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
-        """Returns config.json, nothing for images, the table, and no tensors of zeros.
-
-        Raises:
-            InputError: for settings that transformers cannot express.
-        """
+        """Returns config.json, nothing for images, the table, and no tensors of zeros."""
         config = getattr(model, "backbone", model).config
         projection = getattr(model, "settings", {}).get("projection_dim")
         form: dict[str, Any] = {
@@ -167,11 +155,7 @@ class TextTowerFormat(EncoderDirectory):
         return form, {}, self.rules(PREFIX if projection else ""), {}
 
     def form(self, config: TextEncoderConfig) -> dict[str, Any]:
-        """Returns the settings of config.json for the sizes of a tower.
-
-        Raises:
-            InputError: for settings that transformers cannot express.
-        """
+        """Returns the settings of config.json for the sizes of a tower."""
         return {
             **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
             **{x.name: x.write(getattr(config, ours)) for ours, x in self._settings.items()},

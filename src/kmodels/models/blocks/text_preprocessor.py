@@ -236,11 +236,7 @@ def _length(value: object) -> int:
 
 
 def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
-    """Returns texts or records one by one, and whether there was more than one to begin with.
-
-    Raises:
-        InputError: for images, or columns of different lengths.
-    """
+    """Returns texts or records one by one, and whether there was more than one to begin with."""
     if isinstance(x, str | bytes):
         return [as_text(x)], False
     if isinstance(x, Mapping):
@@ -270,11 +266,7 @@ def check_same_fields(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def rows_of(x: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the records of columns, or the one record that x is, and whether it was columns.
-
-    Raises:
-        InputError: for columns of different lengths.
-    """
+    """Returns the records of columns, or the one record that x is, and whether it was columns."""
     columns = {name: value for name, value in x.items() if value is not None}
     singles = [_is_single(value) for name, value in columns.items() if name not in PICTURES]
     if all(singles):

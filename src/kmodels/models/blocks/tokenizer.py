@@ -152,7 +152,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         return cls(core, **config)
 
     def __reduce__(self) -> Any:
-        return _from_config, (type(self), self.get_config())
+        return type(self).from_config, (self.get_config(),)
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
@@ -229,7 +229,3 @@ class BytePairTokenizer(LayerTokenizer):
         core = byte_level.read(files[0], files[1], cls.control_tokens, cls.build_core)
         add_named(core, settings, described.added_tokens(folder))
         return cls(core, settings=settings)
-
-
-def _from_config(cls: type[LayerTokenizer], config: dict[str, Any]) -> LayerTokenizer:
-    return cls.from_config(config)

@@ -96,12 +96,7 @@ def _fields(file: reading.File) -> dict[str, Any]:
 
 
 def _gemma_4(file: reading.File) -> dict[str, Any]:
-    """Returns the fields of a Gemma 4, whose settings differ between layers.
-
-    Raises:
-        InputError: for settings that are not supported, or that releases of llama.cpp interpret
-            differently.
-    """
+    """Returns the fields of a Gemma 4, whose settings differ between layers."""
     get = file.get
     file.need(*NEEDED_4)
     fields = file.fields(head_dim=256, varying=(reading.FEED_FORWARD, reading.GROUPS))

@@ -108,11 +108,7 @@ def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
 
 
 def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `GemmaConfig` for a config.json.
-
-    Raises:
-        InputError: lists the settings that are not supported.
-    """
+    """Returns the fields of `GemmaConfig` for a config.json."""
     generation = GENERATIONS[description["model_type"]]
     described = {**description, **(description.get("text_config") or {})}
     unified = UNIFIED if "unified" in description["model_type"] else {}
@@ -225,11 +221,7 @@ ROPES_OF_4 = {
 
 
 def _gemma_4_fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a Gemma 4 for the settings of a config.json with defaults.
-
-    Raises:
-        InputError: for settings that are not supported.
-    """
+    """Returns the fields of a Gemma 4 for the settings of a config.json with defaults."""
     kinds = text.get("layer_types") or [
         LOCAL if (i + 1) % GEMMA_4["sliding_window_pattern"] else GLOBAL
         for i in range(text["num_hidden_layers"])
@@ -406,11 +398,7 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
-    """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
-
-    Raises:
-        InputError: lists the settings that transformers does not support.
-    """
+    """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor."""
     config = getattr(model, "backbone", model).config
     names = NAMES[config.generation]
     if problems := _no_counterpart(config):

@@ -168,11 +168,7 @@ class HubBackbone(TextOrImages, GemmaBackbone):
 
     @classmethod
     def known(cls, fields: Mapping[str, Any], vision_encoder: object) -> dict[str, Any]:
-        """Returns the arguments without those of unsupported parts that are None or False.
-
-        Raises:
-            InputError: for an embedding model or an audio encoder.
-        """
+        """Returns the arguments without those of unsupported parts that are None or False."""
         name = cls.__name__
         if fields.get("is_embedding_model"):
             raise InputError(

@@ -203,11 +203,7 @@ class Gemma4Tokenizer(GemmaTokenizer):
 
 
 def _name_tokens(tokenizer: GemmaTokenizer, named: Named) -> None:
-    """Sets the attributes of tokens and of their ids.
-
-    Raises:
-        InputError: for required tokens that are not in the vocabulary.
-    """
+    """Sets the attributes of tokens and of their ids."""
     for argument, tokens in named.items():
         wanted = getattr(tokenizer, argument)
         ids = {text: tokenizer.core.token_to_id(text) for text in tokens}
@@ -386,11 +382,7 @@ class Gemma4CausalLMPreprocessor(HubPreprocessor):
 def without_sound(
     owner: str, arguments: Mapping[str, Any], left: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Returns a Gemma 4 preprocessor's arguments without those of audio and video, and `left`.
-
-    Raises:
-        InputError: for an audio or video converter.
-    """
+    """Returns a Gemma 4 preprocessor's arguments without those of audio and video, and `left`."""
     for name in ("audio_converter", "video_converter"):
         if arguments.get(name) is not None:
             raise InputError(f"{owner} reads neither audio nor video; leave {name} out")

@@ -498,11 +498,7 @@ def rules(
 
 
 def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Gemma3ImageTextConfig` for a config.json.
-
-    Raises:
-        InputError: lists the settings that are not supported.
-    """
+    """Returns the fields of `Gemma3ImageTextConfig` for a config.json."""
     settings = {**DEFAULTS, **description}
     encoder, wrong = gemma3_files.settings(description["vision_config"] or {})
     side, tokens = encoder["image_size"] // encoder["patch_size"], math.isqrt(settings[TOKENS])
@@ -516,11 +512,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
-    """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`.
-
-    Raises:
-        InputError: for settings that transformers does not support.
-    """
+    """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`."""
     config = getattr(model, "backbone", model).config
     written = form_of_text(model)[0]
     encoder = config.encoder(name="vision_encoder")
@@ -615,11 +607,7 @@ class GGUFImageTextFormat:
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Reads the settings of the text's file and of the vision encoder's file next to it.
-
-        Raises:
-            InputError: as the format of the text, or unless there is one projector next to it.
-        """
+        """Reads the settings of the text's file and of the vision encoder's file next to it."""
         text = gguf.FORMAT_3.open_checkpoint(path, description, overrides, weights)
         projectors = sorted(path.parent.glob(BESIDE))
         if len(projectors) != 1:

@@ -129,11 +129,7 @@ class Gemma3VisionEncoder(Layer):
 
 
 def tokens_per_image(image_size: int, patch_size: int, pool_size: int = POOL, **_: object) -> int:
-    """Returns the number of features that an encoder with these arguments gives of an image.
-
-    Raises:
-        InputError: for sizes that do not divide one another.
-    """
+    """Returns the number of features that an encoder with these arguments gives of an image."""
     check_whole("pool_size", pool_size)
     check_whole("patch_size", patch_size)
     if image_size % (patch_size * pool_size):

@@ -50,11 +50,7 @@ FIXED = {
 
 
 def settings(vision: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Returns the arguments of the encoder, and which settings it has no counterpart for.
-
-    Args:
-        vision: `vision_config` of a config.json.
-    """
+    """Returns the encoder's arguments for a `vision_config`, and the settings that it lacks."""
     arguments = {ours: vision.get(name, usual) for ours, (name, usual) in CONFIG.items()}
     said = {name: vision.get(name, usual) for name, usual in FIXED.items()}
     return arguments, {
@@ -69,13 +65,7 @@ def form(encoder: Gemma3VisionEncoder) -> dict[str, Any]:
 
 
 def rules(config: ViTConfig, tower: str, projector: str) -> list[Rule]:
-    """Returns the table of an encoder.
-
-    Args:
-        config: config of its tower.
-        tower: prefix of the tower's names.
-        projector: prefix of the projector's.
-    """
+    """Returns the table of an encoder, with the prefixes of its tower and of its projector."""
     return [
         Rule(f"{projector}mm_input_projection_weight", "input_projection/kernel"),
         Rule(f"{projector}mm_soft_emb_norm.weight", "soft_embedding_norm/scale"),
@@ -241,11 +231,7 @@ class Mmproj(NamedTuple):
 
 
 def open_mmproj(path: Path, width: int, weights: bool) -> Mmproj:
-    """Reads the settings of a file beside a text of this width, and opens its tensors.
-
-    Raises:
-        InputError: for a damaged file, or one of another projector, activation or text.
-    """
+    """Reads the settings of a file beside a text of this width, and opens its tensors."""
     reader = open_gguf(path)
     settings = Settings(path, reader)
 

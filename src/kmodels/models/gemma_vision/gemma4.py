@@ -512,11 +512,7 @@ def rules(config: Gemma4ImageTextConfig) -> list[Rule]:
 
 
 def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Gemma4ImageTextConfig` for a config.json.
-
-    Raises:
-        InputError: lists the settings that are not supported.
-    """
+    """Returns the fields of `Gemma4ImageTextConfig` for a config.json."""
     vision, _, usual = KINDS[description["model_type"]]
     encoder, wrong = vision.settings(description["vision_config"])
     decoder.refuse(path, wrong)
@@ -530,11 +526,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
-    """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`.
-
-    Raises:
-        InputError: for settings that transformers does not support.
-    """
+    """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`."""
     config = getattr(model, "backbone", model).config
     vision, name, _ = KINDS[kind := kind_of(config)]
     sees = "vision" if config.use_vision_bidirectional_attention else None
@@ -596,14 +588,7 @@ class Gemma4ImageTextLM(Gemma4CausalLM):
     def check_mmproj(
         self, path: str | Path, dtype: str, text_only: bool, mmproj: str | Path | None
     ) -> None:
-        """Raises `InputError` unless the GGUF file is for the text only.
-
-        Args:
-            path: path of the file.
-            dtype: dtype of the tensors.
-            text_only: must be True.
-            mmproj: must be None.
-        """
+        """Raises `InputError` unless the GGUF file is for the text only."""
         if not text_only or mmproj is not None:
             raise InputError(
                 "a GGUF file holds the text of a Gemma 4 alone, and its vision half has no file of "

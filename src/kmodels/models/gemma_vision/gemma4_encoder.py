@@ -68,12 +68,7 @@ class PatchFeatures(Layer):
         self.order, self.move = TokensFirst(), Reordered()
 
     def end(self, x: Tensor, is_there: Tensor) -> Any:
-        """Returns the features of a row, those of padding behind all others.
-
-        Args:
-            x: (B, M, N, hidden_dim).
-            is_there: (B, M, N) bool, False for padding.
-        """
+        """Returns the features of x (B, M, N, hidden_dim), those of padding behind all others."""
         images, features = shape_of(x)[1:3]
         x = reshape(x, (-1, images * features, self.hidden_dim))
         x = self.input_projection(self.soft_embedding_norm(x))
@@ -82,15 +77,10 @@ class PatchFeatures(Layer):
         return self.move(x, front)
 
     def of_places(self, table: Tensor, places: Tensor, is_by_place: bool = False) -> Any:
-        """Returns the sum of the learned vectors of columns and rows.
+        """Returns the sum of the learned vectors of columns and rows, (..., D).
 
-        Args:
-            table: (2, size, D), columns first, or by place (size, 2, D).
-            places: (..., 2) int, column and row, -1 for padding, whose vector is 0.
-            is_by_place: whether the table has places first.
-
-        Returns:
-            (..., D).
+        The table is (2, size, D), columns first, or by place (size, 2, D). Places (..., 2) int are
+        column and row, -1 for padding, whose vector is 0.
         """
         size = self.position_embedding_size
         step, firsts = (2, [0, 1]) if is_by_place else (1, [0, size])
@@ -171,11 +161,7 @@ class ClippedDense(Dense):
             store[name] = getattr(self, name)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads the result of `save_own_variables`; bounds that are not in it stay unchanged.
-
-        Raises:
-            InputError: as `Dense`.
-        """
+        """Reads the result of `save_own_variables`; bounds that are not in it stay unchanged."""
         values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - Keras' is no mapping
         super().load_own_variables({n: x for n, x in values.items() if n not in BOUNDS})
         for name in BOUNDS:
@@ -486,15 +472,10 @@ class Gemma4VisionEncoder(PatchFeatures):
 
 
 def pooled(x: Tensor, places: Tensor, size: int) -> tuple[Any, Any]:
-    """Returns the mean of patches in squares, and which of these there are.
+    """Returns the mean (B, N, D) of patches (B, P, D) in squares, and which squares there are.
 
-    Args:
-        x: (B, P, D).
-        places: (B, P, 2) int, column and row, -1 for padding.
-        size: side of a square; its square divides P.
-
-    Returns:
-        (B, N, D) of x's dtype, computed in float32, and (B, N) bool, with N = P / size^2.
+    Places (B, P, 2) int are column and row, -1 for padding, and N = P / size^2. The mean is
+    computed in float32.
     """
     dtype = "float64" if keras.backend.standardize_dtype(x.dtype) == "float64" else "float32"
     there = keras.ops.all(places >= 0, axis=-1)

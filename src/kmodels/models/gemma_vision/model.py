@@ -124,15 +124,10 @@ class ImageTextBackbone(DecoderBackbone):
 
     @classmethod
     def vision_settings(cls, encoder: object, image_size: object = None) -> dict[str, Any]:
-        """Returns the settings of a vision encoder as plain values.
+        """Returns the settings of a vision encoder: a layer, keras-hub's model, or a mapping.
 
-        Args:
-            encoder: a layer, keras-hub's own model, either of them serialized by Keras, or a
-                mapping of settings. "dtype" is only kept in a mapping of settings.
-            image_size: side of the images, an argument of keras-hub's backbones, or None.
-
-        Raises:
-            InputError: if the side differs from the encoder's, or `encoder` is not an encoder.
+        "dtype" is only kept in a mapping of settings that Keras did not serialize. `image_size` is
+        the side of the images, an argument of keras-hub's backbones, or None.
         """
         if isinstance(encoder, Mapping):
             settings = dict(encoder.get("config", encoder))
@@ -182,11 +177,7 @@ class ImageTextFormat:
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Reads config, tokenizer and generation settings of a directory, and opens its tensors.
-
-        Raises:
-            InputError: for settings that are not supported.
-        """
+        """Reads config, tokenizer and generation settings of a directory, and opens its tensors."""
         backbone, tensors = decoder.with_output_layer(
             path, self.fields(path, description), read_safetensors(path) if weights else {}
         )

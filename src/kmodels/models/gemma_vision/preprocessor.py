@@ -46,11 +46,9 @@ KNOWN = STATISTICS | {
 
 
 def processor_files(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Returns the settings of a processor and of its image processor.
+    """Returns the settings of transformers' processor and of its image processor.
 
-    Args:
-        path: directory of transformers. Both are empty for a directory without the files, or one
-            of kmodels.
+    Both are empty for a directory without the files, or one of kmodels.
     """
     config = read_optional(path / CONFIG)
     if "preprocessor" in config or (path / SETTINGS_FILE).is_file():
@@ -96,11 +94,7 @@ def kernel_of(images: Mapping[str, Any], usual: str) -> tuple[str | None, list[s
 
 
 def image_tokens(tokenizer: Tokenizer, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the texts of tokens for images, by transformers' names; a tokenizer may name others.
-
-    Raises:
-        InputError: for a token that is not in the vocabulary.
-    """
+    """Returns the tokens for images by transformers' names; a tokenizer may name others."""
     own = tokenizer.settings
     named = [own, *(own[key] for key in NESTED if isinstance(own.get(key), Mapping))]
     tokens = {}
@@ -200,13 +194,8 @@ class Sample(NamedTuple):
 def samples(x: Data, reader: str, marker: str) -> tuple[list[Sample], bool]:
     """Returns records one by one, and whether there was more than one to begin with.
 
-    Args:
-        x: input of a preprocessor of images and texts.
-        reader: name of the model, for errors.
-        marker: placeholder of an image in texts.
-
-    Raises:
-        InputError: for anything but a record, or columns of different lengths.
+    `reader` is the name of the model, for errors, and `marker` the placeholder of an image in
+    texts.
     """
     if isinstance(x, Mapping):
         x, is_batch = rows_of(x)
@@ -261,15 +250,10 @@ def parts_of(
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Returns messages without their images, and the images in the order of their places.
 
-    Args:
-        messages: whose content is a text, or a list of {"type": "text", "text"} and {"type":
-            "image"}, the latter with its image as "image", "path", "url" or "base64", or without.
-        images: images of the places that name none, in order. Where no message has a place, they
-            stand before the first text of the user, as in TRL.
-        marker: placeholder of an image in contents that are texts.
-
-    Raises:
-        InputError: for parts of another type, or images for other places than there are.
+    A content is a text with a `marker` for each image, or a list of {"type": "text", "text"} and
+    {"type": "image"}, the latter with its image as "image", "path", "url" or "base64", or without.
+    The `images` are those of the places that name none, in order. Where no message has a place,
+    they stand before the first text of the user, as in TRL.
     """
     messages = [dict(one) if isinstance(one, Mapping) else one for one in _plain(messages)]
     if not _has_place(messages, marker):
@@ -361,17 +345,10 @@ def text_of(written: Written | Rendered) -> str:
 def expand(
     written: Written | Rendered, marker: str, soft: str, images: Sequence[str], place: int
 ) -> Written | Rendered:
-    """Returns the text of a template, with the tokens of an image for each marker.
+    """Returns the text of a template, with the text of an image for each marker.
 
-    Args:
-        written: a record as text.
-        marker: placeholder of an image.
-        soft: text of the token that an image fills, which the record must not contain.
-        images: texts of the images, in order.
-        place: number of the record, for errors.
-
-    Raises:
-        InputError: for more or fewer markers than images, or a soft token in the record.
+    `soft` is the text of the token that an image fills, which the record must not contain, and
+    `place` the number of the record, for errors.
     """
     text = text_of(written)
     if soft in text and soft != marker:
@@ -432,12 +409,6 @@ def without_images(x: Data) -> tuple[Any, int | None]:
     """Returns symbolic texts without their images, and how many images each of them has.
 
     The number is None for ragged images, which are as many as the row with the most of them has.
-
-    Args:
-        x: texts, or columns of texts and images, as `keras.KerasTensor`.
-
-    Raises:
-        InputError: for images without texts, or of another number of axes.
     """
     images = _images(x)
     if not isinstance(x, Mapping) or not images:

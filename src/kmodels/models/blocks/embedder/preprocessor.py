@@ -20,11 +20,7 @@ TRUNCATE = ("round_robin", "waterfall")
 
 
 def columns_of(names: Sequence[str]) -> list[str] | None:
-    """Returns the columns of pairs in their order: query, document, and hard negatives.
-
-    Returns:
-        The names in this order; None if they are not those of pairs.
-    """
+    """Returns the columns of pairs as query, document and hard negatives; None for other names."""
     queries = [name for name in names if name in QUERIES]
     documents = [name for name in names if name in DOCUMENTS]
     negatives = [name for name in names if name.startswith(NEGATIVE)]

@@ -97,12 +97,7 @@ class EmbedderFormat(HuggingFaceFormat):
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a directory; see `HuggingFaceFormat.open_checkpoint`.
-
-        Raises:
-            InputError: also for modules, and settings of modules, that the model has no counterpart
-                for.
-        """
+        """Understands a directory; see `HuggingFaceFormat.open_checkpoint`."""
         checkpoint = super().open_checkpoint(path, description, overrides, weights)
         if not (path / MODULES).is_file():
             return checkpoint
@@ -268,11 +263,7 @@ def _prompts(path: Path) -> dict[str, Any]:
 
 
 def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
-    """Returns the files of an embedder besides those of its transformer.
-
-    Returns:
-        Content of JSON files by their paths in the directory, and the table of the dense layers.
-    """
+    """Returns the JSON files beside the transformer's, and the rules of the dense layers."""
     settings, width = model.settings, model.backbone.config.hidden_dim
     kinds = ["Transformer", "Pooling", *["Dense"] * len(settings["dense"])]
     kinds += ["Normalize"] if settings["normalize"] else []

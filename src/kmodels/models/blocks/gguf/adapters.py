@@ -6,7 +6,6 @@ file, and one alpha: llama.cpp scales each product by alpha / rank.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,7 @@ DTYPES = ("float32", "float16")
 def write_adapter(
     export: GGUFExport, model: keras.Model, path: str | Path, dtype: str = "float32"
 ) -> Path:
-    """Writes the adapters of a model, atomically, in one of `DTYPES`.
-
-    Raises:
-        InputError: for another suffix or dtype, without the gguf package, for a model without
-            adapters or with trained parts that llama.cpp's adapters lack, or for a base that a GGUF
-            file cannot store.
-    """
+    """Writes the adapters of a model, atomically, in one of `DTYPES`."""
     if dtype not in DTYPES:
         known = " or ".join(DTYPES)
         raise InputError(f"dtype is {dtype!r}; adapters in GGUF files are written as {known}")
@@ -56,15 +49,9 @@ def write_adapter(
         for layer, (adapter, _) in bound.items()
     }
     alpha = Counter(alphas.values()).most_common(1)[0][0]
-    tensors = {}
+    tensors: dict[str, LazyArray] = {}
     for layer, (adapter, rule) in bound.items():
-        rank, inward, outward = adapter.settings.rank, adapter.layer.input_dim, adapter.layer.units
-        factor = alphas[layer] / alpha
-        for part, shape, read in (
-            (PARTS[0], (rank, inward), partial(_first, adapter)),
-            (PARTS[1], (outward, rank), partial(_second, adapter, rule, factor)),
-        ):
-            tensors[f"{rule.source}.{part}"] = LazyArray(shape, np.dtype("float32"), read)
+        tensors |= _tensors(adapter, rule, alphas[layer] / alpha)
 
     def write(temporary: Path) -> None:
         import gguf
@@ -78,21 +65,25 @@ def write_adapter(
     return write_file(path, write)
 
 
-def _first(adapter: Adapter) -> np.ndarray:
-    return np.asarray(gather.values(adapter.a), "float32").T
+def _tensors(adapter: Adapter, rule: Bound, factor: float) -> dict[str, LazyArray]:
+    rank = adapter.settings.rank
 
+    def first() -> np.ndarray:
+        return np.asarray(gather.values(adapter.a), "float32").T
 
-def _second(adapter: Adapter, rule: Bound, factor: float) -> np.ndarray:
-    # (rank, out) is a kernel with `rank` inputs, so the rule orders its outputs as the kernel's.
-    return rule.transform.inverse(np.asarray(gather.values(adapter.b), "float32")) * factor
+    def second() -> np.ndarray:
+        # (rank, out) is a kernel with `rank` inputs, whose outputs the rule orders as the kernel's.
+        return rule.transform.inverse(np.asarray(gather.values(adapter.b), "float32")) * factor
+
+    names = [f"{rule.source}.{part}" for part in PARTS]
+    return {
+        names[0]: LazyArray((rank, adapter.layer.input_dim), np.dtype("float32"), first),
+        names[1]: LazyArray((adapter.layer.units, rank), np.dtype("float32"), second),
+    }
 
 
 def _bound(model: keras.Model, table: Sequence[Rule]) -> dict[str, tuple[Adapter, Bound]]:
-    """Returns adapter and rule by path of the layer.
-
-    Raises:
-        InputError: without adapters, or for what llama.cpp's adapters lack.
-    """
+    """Returns adapter and rule by path of the layer, if llama.cpp has a place for all of them."""
     by_path = adapters(model)
     if not by_path:
         raise InputError("the model has no LoRA adapters; call enable_lora or load_adapter first")

@@ -35,20 +35,10 @@ MAGIC = np.float32(12582912.0)
 def quantize(
     values: np.ndarray, kind: str, name: str, importance: np.ndarray | None = None
 ) -> np.ndarray:
-    """Quantizes rows.
+    """Quantizes rows (..., n) float32 to (..., bytes) uint8, or to values of a float type.
 
-    Args:
-        values: (..., n) float32, with n a multiple of the type's block.
-        kind: name of the type, as in `gguf.GGMLQuantizationType`.
-        name: of the tensor, in errors.
-        importance: (n,) float32, or (E, n) for values (E, rows, n): the weight of the error in each
-            column; `WEIGHTED` types use it.
-
-    Returns:
-        (..., bytes) uint8; for float types the values in that dtype.
-
-    Raises:
-        InputError: for values that are not finite, or too large for the type.
+    The importance, (n,) float32, or (E, n) for values (E, rows, n), weighs the error in each
+    column; `WEIGHTED` types use it. `name` is for errors.
     """
     import gguf
 
@@ -57,7 +47,11 @@ def quantize(
     if importance is not None and kind in WEIGHTED:
         data = _weighted(values, kind, importance)
     elif kind in ENCODERS:
-        data = _by_chunks(ENCODERS[kind], values)
+        blocks = np.ascontiguousarray(values, "float32").reshape(-1, SUPER_BLOCK)
+        # Divides by zero, as C does, where the result is not used.
+        with np.errstate(all="ignore"):
+            parts = [ENCODERS[kind](blocks[i : i + CHUNK]) for i in range(0, len(blocks), CHUNK)]
+        data = np.concatenate(parts).reshape(*values.shape[:-1], -1)
     else:
         # ggml's largest number of a block of zeros is 0, also if they are negative zeros.
         values = values + np.float32(0) if kind in ("Q4_0", "Q5_0") else values
@@ -93,12 +87,6 @@ SCALES = {
 }
 
 
-def _by_chunks(encode: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
-    blocks = np.ascontiguousarray(values, "float32").reshape(-1, SUPER_BLOCK)
-    parts = [encode(blocks[i : i + CHUNK]) for i in range(0, len(blocks), CHUNK)]
-    return np.concatenate(parts).reshape(*values.shape[:-1], -1)
-
-
 def _nearest(x: np.ndarray, low: int, high: int) -> np.ndarray:
     """Rounds to whole numbers from `low` to `high`; ties go to even numbers.
 
@@ -115,18 +103,11 @@ def _nearest_int(x: np.ndarray) -> np.ndarray:
 def _with_minimum(
     x: np.ndarray, weights: np.ndarray, bits: int, start: float, change: float, steps: int
 ) -> tuple[np.ndarray, ...]:
-    """Finds scale and minimum of groups: x is about scale * quants - minimum.
+    """Finds scale and minimum of groups (32, groups): x is about scale * quants - minimum.
 
-    Scale and minimum are those of a weighted least-squares fit, for the best of several roundings
-    (`make_qkx2_quants` and `make_qkx3_quants`).
-
-    Args:
-        x: (32, groups) float32.
-        weights: of the errors, like x.
-        bits: of a quant.
-        start: the first change of the number of steps that the range is divided into.
-        change: by which each further one differs.
-        steps: number of further changes.
+    They are those of a weighted least-squares fit, for the best of several roundings
+    (`make_qkx2_quants` and `make_qkx3_quants`): those with `start` + i * `change` more levels than
+    the quants have, for i up to `steps`.
 
     Returns:
         scales (groups,), minima (groups,) and quants (32, groups) int32.
@@ -228,18 +209,10 @@ def _spread(importance: np.ndarray, x: np.ndarray, squares: np.ndarray) -> np.nd
 
 
 def _positive(x: np.ndarray, weights: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the scales of groups of numbers that are not negative: x is about scale * quants.
+    """Finds the scales of groups (8, groups), not negative: x is about scale * quants.
 
-    The quants are the best of several roundings, and then each is the best for those of the others
-    (`make_qp_quants`).
-
-    Args:
-        x: (8, groups) float32.
-        weights: of the errors, like x.
-        most: the largest quant.
-
-    Returns:
-        scales (groups,) and quants (8, groups) uint8.
+    The quants, up to `most`, are the best of several roundings, and then each is the best for those
+    of the others (`make_qp_quants`). Scales are (groups,), quants (8, groups) uint8.
     """
     largest = np.maximum(x.max(0), np.float32(0))
     zero = largest < EPSILON
@@ -292,18 +265,10 @@ def _q5_k(blocks: np.ndarray, importance: np.ndarray | None = None) -> np.ndarra
 def _around_zero(
     x: np.ndarray, weights: np.ndarray, most: int = 32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the scales of groups: x is about scale * (quants - most).
+    """Finds the scales of groups (size, groups): x is about scale * (quants - most).
 
     The scale is that of a weighted least-squares fit for the best of several roundings
-    (`make_qx_quants`).
-
-    Args:
-        x: (size, groups) float32.
-        weights: of the errors, like x.
-        most: quants are below twice this.
-
-    Returns:
-        scales (groups,) and quants (size, groups) int32.
+    (`make_qx_quants`). Scales are (groups,), quants (size, groups) int32 below twice `most`.
     """
     largest = np.take_along_axis(x, np.abs(x).argmax(0)[None], 0)[0]
     zero = np.abs(largest) < EPSILON
@@ -385,31 +350,21 @@ def _weighted(values: np.ndarray, kind: str, importance: np.ndarray) -> np.ndarr
             blocks = rows.reshape(-1, size)
             weights = np.tile(own.reshape(-1, size), (len(rows), 1))
             with np.errstate(all="ignore"):
-                if kind in ENCODERS:
-                    data = WEIGHTED[kind](blocks, weights)
-                else:
+                if kind not in ENCODERS:
                     squares = _sum_of_squares(rows) / np.float32(width)
                     weights = _spread(weights, blocks, squares.repeat(width // size))
-                    data = WEIGHTED[kind](blocks, weights)
+                data = WEIGHTED[kind](blocks, weights)
             parts.append(data.reshape(len(rows), -1)[:count])
     return np.concatenate(parts).reshape(*values.shape[:-1], -1)
 
 
-def _quiet(encode: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns an encoder that divides by zero, as C does, where the result is not used."""
-
-    def quiet(blocks: np.ndarray) -> np.ndarray:
-        with np.errstate(all="ignore"):
-            return encode(blocks)
-
-    return quiet
-
-
-ENCODERS = {"Q4_K": _quiet(_q4_k), "Q5_K": _quiet(_q5_k), "Q6_K": _quiet(_q6_k)}
+Encoder = Callable[..., np.ndarray]
+# Of these each takes blocks (n, 256), and with an importance its weights, of the same shape.
+ENCODERS: dict[str, Encoder] = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
 # Start, change and number of the roundings that are tried with an importance matrix.
 FIT = (-0.9, 0.05, 36)
-WEIGHTED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    **{"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k},
+WEIGHTED: dict[str, Encoder] = {
+    **ENCODERS,
     **{"Q4_0": partial(_in_blocks_of_32, 4, False), "Q4_1": partial(_in_blocks_of_32, 4, True)},
     **{"Q5_0": partial(_in_blocks_of_32, 5, False), "Q5_1": partial(_in_blocks_of_32, 5, True)},
 }
@@ -458,23 +413,20 @@ def choose_types(
         elif match := places.get(name):
             part, of_part = match[2], layers[match[2]]
             index, number = of_part.index(int(match[1])), len(of_part)
-            if file.endswith("_M") and _is_sensitive(index, number):
+            first = number // 8
+            # The first and last eighth of the layers, and every third in between, lose most.
+            outer = index < first or index >= 7 * number // 8 or (index - first) % 3 == 2
+            if file.endswith("_M") and outer:
                 own = "Q6_K"
-            elif file == "Q4_K_S" and index < (4 if part == VALUES else number // 8):
+            elif file == "Q4_K_S" and index < (4 if part == VALUES else first):
                 own = "Q5_K"
-            elif (file, part) == ("Q4_0", DOWN) and weighted and index < number // 8:
+            elif (file, part) == ("Q4_0", DOWN) and weighted and index < first:
                 own = "Q4_1"
             # The values of a Llama with 70 B parameters are small, so that more bits cost little.
             if (part, own, architecture, number) == (VALUES, "Q4_K", "llama", 80):
                 own = "Q5_K"
         types[name] = that_divides(own, shape[-1])
     return types
-
-
-def _is_sensitive(index: int, number: int) -> bool:
-    """Returns True for the first and last eighth of the layers, and every third in between."""
-    first = number // 8
-    return index < first or index >= 7 * number // 8 or (index - first) % 3 == 2
 
 
 def that_divides(kind: str, width: int) -> str:

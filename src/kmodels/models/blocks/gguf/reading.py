@@ -121,11 +121,7 @@ class File:
             raise InputError(f"{self.path} lacks {names}")
 
     def by_layer(self, name: str, layers: int, default: object = None) -> list[int]:
-        """Returns a setting of each layer; a file may say one for all.
-
-        Raises:
-            InputError: for a list of another length.
-        """
+        """Returns a setting of each layer; a file may have one for all."""
         values = self.get(name, default)
         values = values if isinstance(values, list) else [values] * layers
         if len(values) != layers:
@@ -136,14 +132,9 @@ class File:
         return [int(value) for value in values]
 
     def fields(self, head_dim: int, varying: Collection[str] = ()) -> dict[str, Any]:
-        """Returns the fields that every `DecoderConfig` has.
+        """Returns the fields of every `DecoderConfig`; `head_dim` counts if the file has none.
 
-        Args:
-            head_dim: width of the heads if the file has none.
-            varying: settings that may be another in each layer, of which this gives the first.
-
-        Raises:
-            InputError: for a file that lacks one, or has others by layer.
+        Settings in `varying` may be another in each layer, of which this returns the first.
         """
         get = self.get
         self.need("block_count", "embedding_length", FEED_FORWARD, "attention.head_count", EPSILON)
@@ -181,11 +172,7 @@ class File:
         }
 
     def rope(self) -> Rope:
-        """Returns the rotary position embedding; a file without a kind means linear scaling.
-
-        Raises:
-            InputError: for another kind of scaling.
-        """
+        """Returns the rotary position embedding; a file without a kind means linear scaling."""
         base = float(self.get("rope.freq_base", 10_000.0))  # as in llama.cpp
         kind = self.get("rope.scaling.type", "linear")
         factor = float(self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0))) or 1.0
@@ -228,11 +215,7 @@ class File:
         self.value.warn_of_others(owners, NOTES | own, {**IDLE_ANYWHERE, **at})
 
     def turned(self, head_dim: int) -> float:
-        """Returns the share of the channels that turn, which a tensor says, in heads of this width.
-
-        Raises:
-            InputError: for a file without that tensor, or with other numbers in it.
-        """
+        """Returns the share of the channels that turn, in heads of this width; a tensor has it."""
         tensor = self.tensors.get(ROPE_FACTORS)
         values = [] if tensor is None else [float(value) for value in tensor.data]
         turned = values.count(1.0)
@@ -276,12 +259,7 @@ class GGUFFormat:
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a file.
-
-        Raises:
-            InputError: for a file that is damaged or of another model, has biases that the table
-                does not know or settings of the wrong kind, or without the gguf package.
-        """
+        """Reads the settings and opens the tensors of a file."""
         file = open_file(path, self.architectures)
         try:
             backbone = self.fields(file)
@@ -322,11 +300,7 @@ class GGUFFormat:
 
 
 def open_file(path: Path, architectures: Collection[str]) -> File:
-    """Opens a file of one of some architectures.
-
-    Raises:
-        InputError: for a file that is damaged or of another model, or without the gguf package.
-    """
+    """Opens a file of one of some architectures."""
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     value = Settings(path, reader)
@@ -346,11 +320,7 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
 
 
 def lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
-    """Returns a tensor of a file as floats.
-
-    Raises:
-        InputError: for a type that is not read.
-    """
+    """Returns a tensor of a file as floats."""
     if tensor.tensor_type.name not in KINDS:
         raise InputError(
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}; choose a file with "

@@ -45,12 +45,7 @@ def adjacent(heads: int) -> Transform:
 
 
 def rules(config: DecoderConfig, norms: Mapping[str, str]) -> list[Rule]:
-    """Returns the table of a decoder.
-
-    Args:
-        config: config of the backbone.
-        norms: names of a block's norms in the file to their paths in a block here.
-    """
+    """Returns the table of a decoder; `norms` has their names of a block's norms to ours."""
     scale = plus_one if config.norm_offset else identity
     table = [
         Rule(TABLE, "token_embedding/embeddings"),

@@ -39,18 +39,11 @@ from kmodels.weights.gguf import open_gguf, setting
 if TYPE_CHECKING:
     import gguf
 
-    from kmodels.text import Tokenizer
-
 
 def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
-    """Returns the settings that results depend on and that differ, however a config says them.
+    """Returns "name=value" of the settings that differ and that results depend on, as wanted.
 
-    Args:
-        wanted: config of a model.
-        read: config of the file that was written of it, which has as many layers.
-
-    Returns:
-        "name=value" as wanted; one that differs in some blocks alone names the first of them.
+    One that differs in some blocks alone names the first of them. Both configs have as many layers.
     """
     texts = [f"{name}={value!r}" for name, value in _lost(_outside(wanted), _outside(read)).items()]
     by_name: dict[str, dict[int, Any]] = {}
@@ -102,9 +95,6 @@ def add_vocabulary(
     """Adds tokens, the roles of some, and the chat template; or a note that there is no tokenizer.
 
     The kind is that of `kmodels.text.gguf.describe`.
-
-    Raises:
-        InputError: for a tokenizer that a vocabulary of this kind cannot describe.
     """
     tokenizer = tokenizer_in(model)
     if tokenizer is None:
@@ -122,13 +112,6 @@ def add_vocabulary(
     writer.add_token_types(vocabulary.kinds)
     if vocabulary.space_prefix is not None:
         writer.add_add_space_prefix(vocabulary.space_prefix)
-    _add_roles(writer, tokenizer, kind)
-    if vocabulary.unknown is not None:
-        writer.add_unk_token_id(vocabulary.unknown)
-    _add_chat(writer, tokenizer, template)
-
-
-def _add_roles(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", kind: str) -> None:
     start = tokenizer.start_token_id
     writer.add_eos_token_id(tokenizer.end_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
@@ -139,15 +122,14 @@ def _add_roles(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", kind: str) -> 
         start = tokenizer.pad_token_id
     if start is not None:
         writer.add_bos_token_id(start)
-
-
-def _add_chat(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", template: str | None) -> None:
+    if vocabulary.unknown is not None:
+        writer.add_unk_token_id(vocabulary.unknown)
     templates = with_names({"chat_template": tokenizer.chat_template}, {})["chat_template"]
-    for start, end in ENDS_OF_TURNS.items():
+    for begin, end in ENDS_OF_TURNS.items():
         if (number := tokenizer.core.token_to_id(end)) is not None:
             writer.add_eot_token_id(number)
             if template is not None and not templates:
-                templates = template.replace("<START>", start).replace("<END>", end)
+                templates = template.replace("<START>", begin).replace("<END>", end)
             break
     if templates:
         writer.add_chat_template(templates)
@@ -165,17 +147,10 @@ Setting = str | bool | int | float | list[int] | list[bool]
 def settings(
     config: DecoderConfig, head_dim: int, wavelength: float, scaling: float = 1.0
 ) -> dict[str, Setting]:
-    """Returns the settings that the file of every decoder has.
+    """Returns the settings of every decoder, in the order of the file, without the architecture.
 
-    Args:
-        config: config of the backbone.
-        head_dim: width of the heads; like the next arguments, that of the global layers if kinds
-            of layers differ.
-        wavelength: base of the rotary embedding.
-        scaling: divides the positions.
-
-    Returns:
-        Names without that of the architecture, in the order of the file.
+    Width of the heads, base of the rotary embedding and divisor of the positions are those of the
+    global layers if kinds of layers differ.
     """
     blocks = [config.block(i) for i in range(config.num_layers)]
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling)}
@@ -258,21 +233,10 @@ class GGUFExport:
     def write(
         self, model: keras.Model, path: str | Path, dtype: str, imatrix: str | Path | None = None
     ) -> Path:
-        """Writes a file, and reads its settings again.
+        """Writes a causal model atomically, reads its settings again, and returns the path.
 
-        Args:
-            model: a causal model.
-            path: path of the file to make or replace, local or an address.
-            dtype: a key of `KINDS` or `MIXTURES`.
-            imatrix: path of llama.cpp's importance matrix of the model, for `MIXTURES`.
-
-        Returns:
-            The path.
-
-        Raises:
-            InputError: for another suffix or dtype, without the gguf package, for a model with
-                adapters, or with settings or values that the file cannot store or for which
-                llama.cpp assumes another value.
+        The dtype is a key of `KINDS` or `MIXTURES`; `imatrix` is the path of llama.cpp's importance
+        matrix of the model, for the latter.
         """
         check_file(path, dtype)
         check_imatrix(dtype, imatrix)
@@ -291,11 +255,7 @@ class GGUFExport:
         return write_file(path, write)
 
     def form_of(self, model: keras.Model) -> tuple[Any, GGUFForm]:
-        """Returns the config of a model's decoder, and its form.
-
-        Raises:
-            InputError: for settings that the file cannot store.
-        """
+        """Returns the config of a model's decoder, and its form."""
         config = getattr(model.backbone.config, "decoder", model.backbone.config)
         form = self.form(config)
         if form.absent:
@@ -334,10 +294,7 @@ def check_imatrix(dtype: str, imatrix: str | Path | None) -> None:
 
 
 def projector_dtype(dtype: str) -> str:
-    """Returns the dtype of a vision encoder beside a text of `dtype`.
-
-    llama.cpp's mixtures are for decoders, and encoders beside them are published in float16.
-    """
+    """Returns the dtype of a vision encoder beside a text; mixtures are for decoders."""
     return dtype if dtype in KINDS else "float16"
 
 
@@ -384,13 +341,9 @@ def add_tensors(
     kind: str,
     types: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Adds tensors of one type, writes the file and closes it.
+    """Adds tensors of one type, a value of `KINDS`, writes the file and closes it.
 
-    Args:
-        writer: writes the file.
-        tensors: by their names in the file.
-        kind: a value of `KINDS`.
-        types: parts of names to the type of such tensors, if they are no vectors.
+    `types` maps parts of names to the type of such tensors, if they are no vectors.
     """
     kinds = {}
     for name, tensor in tensors.items():
@@ -405,11 +358,7 @@ def write_tensors(
     types: Mapping[str, str],
     importance: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Adds tensors, writes the file and closes it; for the importance see `importance_of`.
-
-    Raises:
-        InputError: for values that are not finite, or too large for the type.
-    """
+    """Adds tensors, writes the file and closes it; for the importance see `importance_of`."""
     import gguf
 
     for name, tensor in tensors.items():
@@ -458,11 +407,7 @@ SHOWN = 8
 
 
 def _read_imatrix(path: Path) -> dict[str, np.ndarray]:
-    """Returns the importance of the columns of each tensor, of all its experts in one (n,) float32.
-
-    Raises:
-        InputError: for a file that is damaged, or no importance matrix.
-    """
+    """Returns the importance of the columns of each tensor, (n,) float32 for all its experts."""
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"
@@ -535,9 +480,6 @@ def importance_of(
     """Returns the importance (n,) of the columns of the tensors whose types use it, by name.
 
     It is float32, (E, n) for a tensor of experts.
-
-    Raises:
-        InputError: for a file that is damaged, or that of another model.
     """
     matrix = _read_imatrix(path)
     used = {}
