@@ -20,8 +20,9 @@ from kmodels.core.keras_internals import (
     average_by_update,
     forget_metrics,
     make_functional,
+    weighted_metrics,
 )
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.distribution.layout import Axes, register
 from kmodels.distribution.rank_zero import without_distribution
 from kmodels.layers import block_compile as compiling
@@ -32,6 +33,7 @@ from kmodels.registry import Named
 from kmodels.training.loop import Loop, Predicts, TaskStep, follow_variables, like
 from kmodels.training.losses import PairLoss, warn_of_logits
 from kmodels.training.optax import as_optimizer, is_optax
+from kmodels.training.sparse_labels import check_classes, mask_ignored
 from kmodels.weights import gather
 from kmodels.weights.engine import warn_of_average
 
@@ -589,20 +591,56 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         self,
         x: Tree = None,
         y: Tree = None,
-        y_pred: Tree = None,
-        sample_weight: Tensor | None = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """Returns Keras' loss; raises `InputError` if there are no labels to compare with."""
+        """Returns Keras' loss; its mean of `has_sparse_labels` is over the labels that count.
+
+        Raises:
+            InputError: if there are no labels to compare with.
+        """
         self._check_labelled(y)
+        if self.has_sparse_labels and y is not None:
+            y, sample_weight, counted = mask_ignored(y, y_pred, sample_weight)
+            if self.loss.reduction == "sum_over_batch_size":
+                # Keras divides by the number of all labels.
+                share = keras.ops.mean(keras.ops.cast(counted, sample_weight.dtype))
+                sample_weight = keras.ops.divide_no_nan(sample_weight, share)
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
-    def compute_metrics(
-        self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tensor | None = None
-    ) -> Any:
-        """Updates the metrics, as Keras does before the loss when it builds both."""
+    def compute_metrics(self, x: Tree, y: Tree, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Updates the metrics; those that are weighted do not count ignored labels.
+
+        Raises:
+            InputError: as `compute_loss`, which Keras calls later when it builds both.
+        """
         self._check_labelled(y)
+        if self.has_sparse_labels and y is not None and weighted_metrics(self):
+            sample_weight = mask_ignored(y, y_pred, sample_weight)[1]
         return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    @property
+    def number_of_labels(self) -> int:
+        """How many classes a label may name; 0 for a task of other labels."""
+        return 0
+
+    @property
+    def has_sparse_labels(self) -> bool:
+        """True if labels are whole numbers for cross-entropy, of which -100 is ignored.
+
+        Transformers ignores the same. An `ignore_class` of the loss is then the only one.
+        """
+        sparse = isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
+        given = sparse and getattr(self.loss, "ignore_class", None) is not None
+        return sparse and not given and self.number_of_labels > 0
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for arrays of labels, or lists of numbers, that no class has."""
+        if isinstance(y, list | tuple) and y and isinstance(y[0], int):
+            y = np.asarray(y)
+        if self.has_sparse_labels and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
+            check_classes(y, self.number_of_labels)
 
     def _check_labelled(self, y: Tree) -> None:
         if y is None and self.loss is not None and not isinstance(self.loss, PairLoss):

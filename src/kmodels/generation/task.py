@@ -57,12 +57,14 @@ class Generates(Checked):
     backbone: Any
     preprocessor: Any
 
-    def use_sampler(self, sampler: str | Sampler, jit_compile: bool | str = "auto") -> None:
+    def use_sampler(
+        self, sampler: str | Mapping[str, Any] | Sampler, jit_compile: bool | str = "auto"
+    ) -> None:
         """Draws tokens this way from now on.
 
         Args:
             sampler: "greedy", "random", "top_k", "top_p", "beam", "contrastive", or a
-                `kmodels.generation.Sampler`.
+                `kmodels.generation.Sampler`, also as its config.
             jit_compile: whether torch compiles the token step; "auto" for on accelerators only. The
                 other backends always compile it.
 

@@ -1,14 +1,12 @@
 """Labels as whole numbers: those to ignore, and those that no class has."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, same_shape
-from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
 
 
@@ -25,58 +23,6 @@ def check_classes(y: np.ndarray, classes: int, ignored: Collection[int] = (IGNOR
             f"a label is {y[wrong].flat[0]}; give 0 to {classes - 1}"
             + (f", or {others} for one that does not count" if others else "")
         )
-
-
-class SparseLabels(keras.Model if TYPE_CHECKING else object):
-    """A task with labels as whole numbers, of which -100 is ignored, as transformers does.
-
-    The mean of `SparseCategoricalCrossentropy` is over the labels that count. `fit` and its like
-    raise `InputError` for a label on the CPU that is neither -100 nor one of a class.
-    """
-
-    @property
-    def number_of_labels(self) -> int:
-        """How many classes a label may name."""
-        raise NotImplementedError
-
-    @property
-    def has_sparse_labels(self) -> bool:
-        """True if the loss is cross-entropy of whole-number labels."""
-        loss = getattr(self, "loss", None)
-        sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-        return sparse and getattr(loss, "ignore_class", None) is None
-
-    def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for arrays of labels, or lists of numbers, that no class has."""
-        if isinstance(y, list | tuple) and y and isinstance(y[0], int):
-            y = np.asarray(y)
-        if not isinstance(y, np.ndarray) or not y.size or y.dtype.kind not in "iuf":
-            return
-        if self.has_sparse_labels:
-            check_classes(y, self.number_of_labels)
-
-    def compute_loss(
-        self,
-        x: Tree = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
-        """Returns the loss, a mean over the labels that count."""
-        if self.has_sparse_labels and y is not None:
-            y, sample_weight, counted = mask_ignored(y, y_pred, sample_weight)
-            if self.loss.reduction == "sum_over_batch_size":
-                # Keras divides by the number of all labels.
-                share = keras.ops.mean(keras.ops.cast(counted, sample_weight.dtype))
-                sample_weight = keras.ops.divide_no_nan(sample_weight, share)
-        return super().compute_loss(x, y, y_pred, sample_weight, training)
-
-    def compute_metrics(self, x: Tree, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Updates the metrics; those that are weighted do not count ignored labels."""
-        if self.has_sparse_labels and y is not None and keras_internals.weighted_metrics(self):
-            sample_weight = mask_ignored(y, y_pred, sample_weight)[1]
-        return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
 def check_pixels(labels: Any, outputs: Any) -> None:

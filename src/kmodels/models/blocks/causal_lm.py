@@ -35,11 +35,11 @@ from kmodels.training.normalization import (
     weighed,
 )
 from kmodels.training.optimizers import weigh_batches
-from kmodels.training.sparse_labels import SparseLabels, check_classes, mask_ignored
+from kmodels.training.sparse_labels import check_classes, mask_ignored
 from kmodels.training.step_loss import LossTracker
 
 
-class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
+class CausalLM(OptionalInputs, Generates, Task):
     """A decoder that predicts the next token; the base of each family's own.
 
     Args:

@@ -17,7 +17,6 @@ from kmodels.models.vit.layers import Pooling
 from kmodels.task import Backbone, Compiled, Task, is_auto
 from kmodels.training.loop import like
 from kmodels.training.metrics import SparseAccuracy
-from kmodels.training.sparse_labels import SparseLabels
 from kmodels.weights.rules import PROBLEM_TYPES
 
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
@@ -118,7 +117,7 @@ class Head:
 OF_SHARES = (keras.losses.BinaryCrossentropy, keras.losses.CategoricalCrossentropy)
 
 
-class ImageClassifier(SparseLabels, NamedClasses, Task):
+class ImageClassifier(NamedClasses, Task):
     """Base of image classifiers.
 
     Args:
