@@ -1,9 +1,13 @@
 """Arrays of any backend as NumPy's."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+
+from kmodels.weights import read_safetensors, write_safetensors
 
 
 def to_numpy(x: Any) -> np.ndarray:
@@ -38,3 +42,14 @@ def read_npz(path: Any) -> dict[str, np.ndarray]:
     """All arrays of an `.npz` file, which is closed again."""
     with np.load(path) as held:
         return dict(held)
+
+
+def remove_tensor(folder: Path, name: str) -> None:
+    """Removes a tensor of several files of safetensors, and from their list."""
+    listed = folder / "model.safetensors.index.json"
+    index = json.loads(listed.read_text())
+    file = folder / index["weight_map"].pop(name)
+    left = {key: x for key, x in read_safetensors(file).items() if key != name}
+    write_safetensors(folder / "left", left, {"format": "pt"})
+    (folder / "left").replace(file)  # a model may map the one before into its memory
+    listed.write_text(json.dumps(index))

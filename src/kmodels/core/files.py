@@ -28,6 +28,8 @@ _LOCAL = re.compile(r"file:(//(localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.((?P<kind>tmp|old)\.[0-9a-f]{16}(\.\w+)?|removed)")
 # Bytes of a name and characters of a path that file systems take.
 LONGEST_NAME, MOST_CHARACTERS = 255, 4095
+# Bytes of a file that describes a model; the largest published ones, of tokens, have 40 million.
+MOST_BYTES = 2**27
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -66,6 +68,19 @@ def local_path(path: str | Path) -> Path:
         raise InputError(f"{text[:60]}... is longer than a path can be; give a shorter one")
     if _is_device(path):
         raise InputError(f"{text} is a device; give a file or a directory")
+    return path
+
+
+def limited(path: Path, most: int | None = MOST_BYTES) -> Path:
+    """Returns the path of a file that is read as a whole; None for `most` allows any size.
+
+    Raises:
+        OSError: for a device or a pipe, which may have no end or no beginning, or a larger file.
+    """
+    if path.is_fifo() or path.is_char_device():
+        raise OSError("it is a device or a pipe")
+    if most is not None and (size := path.stat().st_size) > most:
+        raise OSError(f"it has {size:,} bytes, at most {most:,} are read")
     return path
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
+from kmodels.core.files import MOST_BYTES, limited
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Needed:
 # absent or null value has every shape, except in a list.
 Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 
-# Bytes and levels of a file; the largest published ones have two million and a dozen.
-MOST_BYTES, MOST_LEVELS = 2**27, 64
+# The deepest published file has a dozen levels.
+MOST_LEVELS = 64
 log = logging.getLogger("kmodels")
 _HALF = re.compile("[\ud800-\udfff]")
 _WORDS: dict[type, str] = {
@@ -47,12 +48,8 @@ def read_json(path: Path, shape: Shape | None = None, most: int | None = MOST_BY
         InputError: for a file that is not JSON, too large or too deep, or a value of another shape.
     """
     try:
-        if path.is_fifo() or path.is_char_device():  # which may have no end, or no beginning
-            raise OSError("it is a device or a pipe")
-        if most is not None and (size := path.stat().st_size) > most:
-            raise ValueError(f"it has {size:,} bytes, at most {most:,} are read")
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
+        text = limited(path, most).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_unambiguous)
         if most is not None and _is_deep(content):
             raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
     except (OSError, ValueError, RecursionError) as error:
@@ -61,6 +58,17 @@ def read_json(path: Path, shape: Shape | None = None, most: int | None = MOST_BY
         raise InputError(f"{path} has half of a character, which no text can hold; copy it again")
     check_shape(content, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
     return content
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        for name, value in pairs:
+            if repr(value) != repr(values[name]):
+                raise ValueError(
+                    f"{name} is both {_shown(value)} and {_shown(values[name])}; keep one of them"
+                )
+    return values
 
 
 def _is_deep(value: Any) -> bool:

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 
 from kmodels.core.errors import InputError
+from kmodels.core.files import limited
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json
 
@@ -198,6 +199,6 @@ def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 
 def _text(path: str | Path) -> str:
     try:
-        return local_copy(path).read_text(encoding="utf-8")
+        return limited(local_copy(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from kmodels.core import protobuf
 from kmodels.core.errors import InputError
+from kmodels.core.files import limited
 from kmodels.core.protobuf import Field, message_classes
 from kmodels.core.remote import local_copy
 from kmodels.text import gguf
@@ -87,9 +88,10 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
             no tokenizer here follows.
     """
     try:
-        return parse(local_copy(path).read_bytes(), path, special)
+        data = limited(local_copy(path)).read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    return parse(data, path, special)
 
 
 def parse(
@@ -165,9 +167,10 @@ def content_of(proto: str | Path | bytes) -> tuple[bytes, object]:
         except binascii.Error:
             pass
     try:
-        return local_copy(proto).read_bytes(), proto
+        return limited(local_copy(proto)).read_bytes(), proto
     except OSError as error:
-        raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error
+        reason = error.strerror or error
+        raise InputError(f"{str(proto)[:200]} cannot be read: {reason}") from error
 
 
 BPE = 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import tokenizers
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
+from kmodels.core.files import limited
 from kmodels.core.schema import read_optional, warn_of_unknown
 
 CONFIG = "tokenizer_config.json"
@@ -196,6 +197,8 @@ def token_text(token: object) -> str | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return limited(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 at byte {error.start + 1}") from error

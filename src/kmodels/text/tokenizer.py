@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from kmodels.core.arguments import Checked
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.files import atomic_write, local_path
+from kmodels.core.files import atomic_write, limited, local_path
 from kmodels.core.remote import local_copy
 from kmodels.text import chat_template as templates
 from kmodels.text import gguf, sentencepiece
@@ -186,7 +186,7 @@ class Tokenizer(Checked):
             _add_tokens(core, described.added_tokens(path.parent), path.parent)
             add_named(core, settings)
             return cls(core, **{**roles, **more})
-        core = read_core(lambda: tokenizers.Tokenizer.from_file(str(path)), path)
+        core = read_core(lambda: tokenizers.Tokenizer.from_file(str(limited(path))), path)
         check_ids(core.get_vocab(), path)
         add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)

@@ -217,15 +217,24 @@ def _sharded(path: Path, index_name: str) -> dict[str, LazyArray]:
         raise InputError(
             f"{path / index_name} names {unread[0]!r}; files of {' and '.join(READERS)} are read"
         )
-    by_shard = {shard: READERS[Path(shard).suffix](path / shard) for shard in shards}
+    shard_of: dict[str, str] = {}
+    tensors: dict[str, LazyArray] = {}
+    for shard in shards:  # with tensors that the index does not list, as in transformers
+        for name, tensor in READERS[Path(shard).suffix](path / shard).items():
+            if name in tensors:
+                raise InputError(
+                    f"{path}: {name} is in {shard_of[name]} and in {shard}; copy the directory "
+                    "again"
+                )
+            shard_of[name], tensors[name] = shard, tensor
     if lost := [
-        f"{name} in {shard}" for name, shard in index.items() if name not in by_shard[shard]
+        f"{name} in {shard}" for name, shard in index.items() if shard_of.get(name) != shard
     ]:
         raise InputError(
             f"{path / index_name} names tensors that are not there: {', '.join(lost[:8])}; copy it "
             "again"
         )
-    return {name: by_shard[shard][name] for name, shard in sorted(index.items())}
+    return dict(sorted(tensors.items()))
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:

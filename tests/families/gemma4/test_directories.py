@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
-from kmodels import presets
+from arrays import read_npz, remove_tensor, to_numpy
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma4ImageTextLM, GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma import huggingface
+from kmodels.presets import find
 from kmodels.weights import engine, read_safetensors, write_safetensors
 from refusals import refused
 from tolerances import tolerance
@@ -105,8 +105,8 @@ def test_parts_for_sounds_are_named(references, tmp_path):
 @pytest.mark.parametrize("name", ["unified", "tower_small"])
 def test_a_chat_reads_the_vision_half_and_a_text_model_does_not(references, name):
     path = references / "gemma4_vision" / name / "model"
-    assert presets.find.causal_lm_of(path) is GemmaCausalLM
-    assert presets.find.causal_lm_of(path, whole=True) is Gemma4ImageTextLM
+    assert find.causal_lm_of(path) is GemmaCausalLM
+    assert find.causal_lm_of(path, whole=True) is Gemma4ImageTextLM
     with pytest.warns(UserWarning, match="takes only text, Gemma4ImageTextLM takes images too"):
         model = GemmaCausalLM.from_preset(path)
     if name == "tower_small":
@@ -160,9 +160,7 @@ def test_a_tensor_that_is_missing_is_named_and_the_model_stays(
     path = folder(directory)
     model = task.from_preset(path)
     before = [to_numpy(weight).copy() for weight in model.weights]
-    index = json.loads((path / INDEX).read_text())
-    del index["weight_map"][f"model.{name}"]
-    (path / INDEX).write_text(json.dumps(index))
+    remove_tensor(path, f"model.{name}")
     refused(f"variables without a tensor{message}", task.from_preset, path)
     if task is GemmaCausalLM:
         rules = huggingface.rules(model.backbone.config)

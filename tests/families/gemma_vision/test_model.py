@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import assert_equal
-from kmodels import presets
+from arrays import assert_equal, remove_tensor
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma3ImageTextConfig, Gemma3ImageTextLM, GemmaCausalLM
+from kmodels.presets import find
 from kmodels.weights import read_safetensors, write_safetensors
 from refusals import refused
 
@@ -102,9 +102,7 @@ def test_settings_without_counterpart_are_named(folder, where, change, message):
 
 
 def test_a_tensor_that_is_missing_is_named(folder):
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    del index["weight_map"]["multi_modal_projector.mm_soft_emb_norm.weight"]
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    remove_tensor(folder, "multi_modal_projector.mm_soft_emb_norm.weight")
     with pytest.raises(InputError, match=r"variables without a tensor.*soft_embedding_norm"):
         Gemma3ImageTextLM.from_preset(folder)
 
@@ -135,5 +133,5 @@ def test_each_image_of_the_preset_takes_four_tokens():
 
 
 def test_a_chat_reads_the_tower(folder):
-    assert presets.find.causal_lm_of(folder) is GemmaCausalLM
-    assert presets.find.causal_lm_of(folder, whole=True) is Gemma3ImageTextLM
+    assert find.causal_lm_of(folder) is GemmaCausalLM
+    assert find.causal_lm_of(folder, whole=True) is Gemma3ImageTextLM

@@ -10,8 +10,8 @@ import run_folders
 
 from kmodels.checkpoint import manager
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
-from kmodels.core import schema
 from kmodels.core.errors import InputError
+from kmodels.core.files import MOST_BYTES
 from kmodels.core.schema import NUMBER, Needed, check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
@@ -120,9 +120,17 @@ def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path, levels, si
 
 def test_data_may_be_deep_and_a_file_as_deep_as_allowed(tmp_path):
     file = tmp_path / "file.json"
-    for levels, most in ((64, schema.MOST_BYTES), (400, None)):
+    for levels, most in ((64, MOST_BYTES), (400, None)):
         file.write_text('{"x": ' * (levels - 1) + "{}" + "}" * (levels - 1))
         assert list(read_json(file, most=most)) == ["x"]
+
+
+def test_a_setting_with_two_values_is_refused(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"a": {"b": 1, "b": 1}}')
+    assert read_json(file) == {"a": {"b": 1}}
+    file.write_text('{"a": {"b": 1, "b": true}}')
+    refused("config.json is not readable JSON: b is both 1 and True; keep one", read_json, file)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

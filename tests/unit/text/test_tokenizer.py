@@ -2,14 +2,16 @@
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
 import tokenizers
 
 import hub_models
+from kmodels.core.files import MOST_BYTES
 from kmodels.models import GemmaTokenizer
-from kmodels.text import Tokenizer, demo
+from kmodels.text import Tokenizer, byte_level, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from kmodels.text.sentencepiece import model_class, parse
 from kmodels.text.training import train_tokenizer
@@ -95,6 +97,15 @@ def test_a_file_that_is_no_tokenizer(tmp_path):
     ):
         (tmp_path / name).write_bytes(b"\xff not this")
         refused(f"{name} {message}", Tokenizer.from_file, tmp_path / name)
+        os.truncate(tmp_path / name, MOST_BYTES + 1)
+        refused("has 134,217,729 bytes, at most 134,217,728", Tokenizer.from_file, tmp_path / name)
+    (tmp_path / "chat_template.jinja").write_text("")
+    os.truncate(tmp_path / "chat_template.jinja", 2**40)
+    refused("jinja cannot be read: it has 1,099,511", Tokenizer.from_file, tmp_path / "a.json")
+    (tmp_path / "chat_template.jinja").unlink()
+    merges = (tmp_path / "vocab.json", tmp_path / "a.model")
+    merges[0].write_text("{}")
+    refused("a.model cannot be read: it has 134,217,729", byte_level.read, *merges)
     other = model_file(tmp_path / "a.model", kind=4)
     refused("model of kind 4; unigram, BPE and word are read", Tokenizer.from_file, other)
     (tmp_path / "tokenizer_config.json").write_text("{")

@@ -79,6 +79,17 @@ def test_shards_are_found_by_their_index(tmp_path):
     assert found["b"].read().tolist() == [1, 1, 1]
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weights, "z": "two.safetensors"}}))
     refused("names tensors that are not there: z in two", read_safetensors, tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weights, "a": "two.safetensors"}}))
+    refused("names tensors that are not there: a in two", read_safetensors, tmp_path)
+    (tmp_path / INDEX).write_text(
+        '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "a": "two.safetensors"}}'
+    )
+    refused("a is both 'one.safetensors' and 'two.safetensors'; keep", read_safetensors, tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weights}))
+    save_file({"b": np.ones(3, "float32"), "c": np.ones(1)}, tmp_path / "two.safetensors")
+    assert list(read_safetensors(tmp_path)) == ["a", "b", "c"]  # as in transformers
+    save_file({"b": np.ones(3, "float32"), "a": np.ones(1)}, tmp_path / "two.safetensors")
+    refused("a is in one.safetensors and in two.safetensors; c", read_safetensors, tmp_path)
     (tmp_path / "two.safetensors").unlink()
     refused(r"lacks two\.safetensors of its 2 files; copy them too", read_safetensors, tmp_path)
     (tmp_path / INDEX).write_text("{}")
