@@ -3,6 +3,8 @@
 import io
 import json
 import os
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,8 +171,12 @@ def test_sentencepieces_own_ids(tmp_path, kind):
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,
-        **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
-        **{"bos_piece": "<bos>", "eos_piece": "<eos>"},
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        bos_piece="<bos>",
+        eos_piece="<eos>",
         # A unigram model may cut three blanks either way, so there they are not tested.
         user_defined_symbols=[
             *("<start_of_turn>", "<end_of_turn>", "\n", "\n\n"),
@@ -391,10 +397,9 @@ def test_a_batch_of_ids_gives_a_list_of_texts(tokenizer):
 
 @pytest.mark.needs("sentencepiece")
 def test_the_package_writes_the_same_bytes(complete):
-    from sentencepiece import sentencepiece_model_pb2
-
+    proto: Any = import_module("sentencepiece.sentencepiece_model_pb2").ModelProto
     ours = complete.to_sentencepiece()
-    theirs = sentencepiece_model_pb2.ModelProto.FromString(ours)
+    theirs = proto.FromString(ours)
     assert len(theirs.pieces) > 300 and theirs.trainer_spec.model_type == 2
     # Nothing in the file is unknown to them, and the order of fields is theirs.
     assert theirs.SerializeToString(deterministic=True) == ours
