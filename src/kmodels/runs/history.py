@@ -6,7 +6,6 @@ Every run has the columns of `COLUMNS`; columns of further metrics follow.
 import csv
 import logging
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,48 +78,6 @@ class History:
                 csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)
-
-    def add_steps(
-        self, epoch: int, first: int, losses: Sequence[float], rates: Sequence[float]
-    ) -> None:
-        """Appends a row for each step.
-
-        Args:
-            epoch: number of the epoch, from 1.
-            first: number of the first of these steps, from 1.
-            losses: a loss per step.
-            rates: a learning rate per step.
-        """
-        steps = enumerate(zip(losses, rates, strict=True), first)
-        self.add(
-            [
-                {"row": "step", "epoch": epoch, "step": step, "loss": loss, "learning_rate": rate}
-                for step, (loss, rate) in steps
-            ]
-        )
-
-    def add_epoch(
-        self,
-        epoch: int,
-        step: int,
-        logs: Mapping[str, float],
-        seconds: float,
-        speed: float | None,
-        tokens: float | None = None,
-    ) -> None:
-        """Appends the row of an epoch.
-
-        Args:
-            epoch: number of the epoch, from 1.
-            step: finished steps of the run.
-            logs: Keras' names and numbers.
-            seconds: duration of the epoch.
-            speed: samples per second, or None if not measured.
-            tokens: learnt tokens per second, or None if not measured.
-        """
-        row = {"row": "epoch", "epoch": epoch, "step": step, **logs, "seconds": round(seconds, 3)}
-        speeds = {"samples_per_s": speed, "learnt_tokens_per_s": tokens}
-        self.add([row | {k: round(v, 1) for k, v in speeds.items() if v is not None}])
 
     def sync(self) -> None:
         """Waits until all rows are on the disk, so that a power failure loses none."""

@@ -230,8 +230,11 @@ class Runner(FitCallback):
         numbers = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         # An earlier process may have run all steps of the epoch.
         speed = self.speed.samples_per_s if self.speed.windows else None
-        tokens = self.learnt_tokens_per_s
-        self.history.add_epoch(epoch + 1, self.step, numbers, seconds, speed, tokens)
+        row = {"row": "epoch", "epoch": epoch + 1, "step": self.step, **numbers}
+        row["seconds"] = round(seconds, 3)
+        speeds = {"samples_per_s": speed, "learnt_tokens_per_s": self.learnt_tokens_per_s}
+        row |= {name: round(value, 1) for name, value in speeds.items() if value is not None}
+        self.history.add([row])
         self.progress.epoch(epoch + 1, numbers, speed, self._seconds_left)
         line = self.feed.clock.line()  # It ends the epoch's count, too.
         if line is not None and not self._advised:
@@ -257,22 +260,22 @@ class Runner(FitCallback):
             return
         self._pending = []
         self.speed.add(len(losses))
-        first = self.step - len(losses) + 1
-        rates = self._rates[first - 1 : self.step].tolist()
         skips = getattr(self.trained.optimizer, "skip_non_finite", False)
-        bad = None
-        for index, loss in enumerate(losses):
+        rows, bad = [], None
+        for step, loss in enumerate(losses, self.step - len(losses) + 1):
+            rate = float(self._rates[step - 1])
             self._skipped_in_a_row = 0 if math.isfinite(loss) else self._skipped_in_a_row + 1
             if self._skipped_in_a_row >= (MOST_SKIPPED if skips else 1):
-                bad = index
+                bad = loss, step, rate
                 break
             if self._skipped_in_a_row == 1:
-                self.progress.say(f"step {first + index} was not finite and was skipped")
-        self.history.add_steps(self.epoch + 1, first, losses[:bad], rates[:bad])
+                self.progress.say(f"step {step} was not finite and was skipped")
+            row = {"row": "step", "epoch": self.epoch + 1, "step": step}
+            rows.append({**row, "loss": loss, "learning_rate": rate})
+        self.history.add(rows)
         if bad is not None:
             finite = [loss for loss in self.history.step_losses if math.isfinite(loss)]
-            last = finite[-1] if finite else None
-            raise self.checkpoint.not_finite(losses[bad], first + bad, rates[bad], last)
+            raise self.checkpoint.not_finite(*bad, finite[-1] if finite else None)
         self.progress.update(self.step, losses[-1], self._seconds_left)
         if len(self.speed.windows) == 1:
             self._show_epoch()

@@ -17,7 +17,7 @@ from kmodels.core.errors import HIDDEN, InputError, check_names, one_line
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
 from kmodels.runs.run_folder import OF_A_CALL
-from kmodels.runs.terminal import GroupedCommand, invoke
+from kmodels.runs.terminal import GroupedCommand, invoke, option, typed
 from kmodels.runs.trackers import MODULES
 
 # The groups of --help and their flags; other flags are in the group "Options".
@@ -146,7 +146,7 @@ def parse(
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
     flags = _flags(settings, defaults, argv, description, program)
-    typed = set(flags)
+    stated = set(flags)
     if name := flags.pop("recipe", None):
         if name == "list":
             _list_published(recipe)
@@ -167,7 +167,7 @@ def parse(
         defaults |= former
     parsed = settings(**{**defaults, **flags})
     for name, reason in _idle(parsed):
-        if name in typed:
+        if name in stated:
             no = "no-" if getattr(parsed, name) is False else ""
             raise InputError(f"--{no}{name.replace('_', '-')} has no effect {reason}; leave it out")
         if name in flags:  # A typed flag may have disabled it.
@@ -208,32 +208,16 @@ def _flags(
     """Returns the values of the flags on the command line."""
 
     def collect(context: typer.Context, **values: object) -> dict[str, Any]:
-        def is_given(name: str) -> bool:
-            source = context.get_parameter_source(name)
-            return source is not None and source.name == "COMMANDLINE"
-
-        return {name: value for name, value in values.items() if is_given(name)}
+        return {name: values[name] for name in typed(context)}
 
     # Typer reads the signature of a function; the fields make this one.
     function: Any = collect
+    published = option("Output", "published settings by name; list shows them with their sources")
     function.__signature__ = inspect.Signature(
         [
-            inspect.Parameter(
-                "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-            ),
+            _parameter("context", typer.Context),
             *_options(settings, defaults),
-            inspect.Parameter(
-                "recipe",
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=typing.Annotated[
-                    str | None,
-                    typer.Option(
-                        help="published settings by name; list shows them with their sources",
-                        rich_help_panel="Output",
-                    ),
-                ],
-            ),
+            _parameter("recipe", typing.Annotated[str | None, published], None),
         ]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -257,23 +241,15 @@ def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter
         # A switch that is off by default needs no flag to turn it off.
         name = [f"--{field.name.replace('_', '-')}"] if kind is bool and not default else []
         shown = "" if default in (None, "", False) else f" (default: {default})"
-        options.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=typing.Annotated[
-                    kind,
-                    typer.Option(
-                        *name,
-                        help=field.metadata["help"] + shown,
-                        show_default=False,
-                        rich_help_panel=_GROUP_OF.get(field.name),
-                    ),
-                ],
-            )
-        )
+        text, group = field.metadata["help"] + shown, _GROUP_OF.get(field.name)
+        flags = typer.Option(*name, help=text, show_default=False, rich_help_panel=group)
+        options.append(_parameter(field.name, typing.Annotated[kind, flags], default))
     return options
+
+
+def _parameter(name: str, kind: Any, default: object = inspect.Parameter.empty) -> Any:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=kind)
 
 
 def _examples_as_they_are(description: str) -> str:

@@ -42,4 +42,4 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     history = History(tmp_path / "history.csv")
     history.path.unlink()
     history.path.mkdir()
-    refused(f"cannot write {history.path}: Is a directory", history.add_steps, 1, 1, [0.5], [0.1])
+    refused(f"cannot write {history.path}: Is a directory", history.add, rows(1))
