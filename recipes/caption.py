@@ -74,7 +74,7 @@ FIXED = (
     *("alpha", "batch_size", "accumulate", "loss_normalization", "seed"),
 )
 # The demonstration's model is larger than the preset, which is made for tests.
-TEXT = {
+TEXT: dict[str, Any] = {
     **{"num_layers": 2, "hidden_dim": 64, "intermediate_dim": 128, "head_dim": 16},
     "sliding_window_size": 64,
 }
@@ -135,8 +135,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "validation": len(held_out),
         "details": f"{trained} of {model.count_params():,} parameters are trained",
     }
-    best, steps = "val_loss", 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
+    best = "val_loss"
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader), best=best)
 
     # === Training ===
     warmup = round(settings.warmup * total)
@@ -153,15 +153,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         loss_normalization=settings.loss_normalization,
     )
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", model)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        options["best"] = best
-        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    runner = recipe.fit(folder, model, loader, validation, schedule, FIXED, best=best)
 
     # === Results ===
     questions = held_out[: settings.answers]
@@ -224,6 +216,7 @@ def records(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
     from kmodels.data import order
     from kmodels.text import read_records
 
+    assert settings.data is not None  # The demonstration has its own records.
     read = read_records(settings.data, skip_bad=settings.skip_bad)
     if len(read.rows) < 2:
         raise recipe.InputError(

@@ -243,16 +243,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     step.compile(optimizer)
     facts = results.image_facts(settings.data, data)
     facts["details"] = f"{len(views)} views of each image"
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, student, facts, steps=steps, steps_per_epoch=len(loader))
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", step)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        runner = training.Runner(step, folder.path, loader, None, schedule, **options)
-        folder.write_config()
-        runner.run()
+    recipe.introduce(folder, student, facts, steps=total, steps_per_epoch=len(loader))
+    runner = recipe.fit(folder, step, loader, None, schedule, FIXED)
 
     # === Results ===
     recipe.working("evaluating neighbours and the linear probe")

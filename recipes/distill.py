@@ -177,17 +177,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     step = recipe.parallelize(step)
     step.compile(optimizer(settings, schedule), metrics=[metric])
     best = "val_accuracy" if validation else None
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, student, facts, steps=steps, steps_per_epoch=len(loader), best=best)
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", step)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        options["best"] = best
-        runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    recipe.introduce(folder, student, facts, steps=total, steps_per_epoch=len(loader), best=best)
+    runner = recipe.fit(folder, step, loader, validation, schedule, FIXED, best=best)
 
     # === Results ===
     results.report_classes(folder, student, data, runner, validation, test, preprocessor)

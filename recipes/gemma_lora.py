@@ -202,8 +202,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "details": f"{loader.count} rows of {settings.sequence_length} tokens, {filled:.0%} filled;"
         f" {text.cut}",
     }
-    best, steps = "val_loss", 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
+    best = "val_loss"
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader), best=best)
 
     # === LoRA ===
     prompts = held_out[: settings.samples]
@@ -236,15 +236,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.say(f"before: loss {before['loss']:.4f}  accuracy {before['accuracy']:.4f}")
 
     # === Training ===
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", model)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        options |= {"best": best, "origin": str(origin)}
-        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    runner = recipe.fit(
+        folder, model, loader, validation, schedule, FIXED, best=best, origin=str(origin)
+    )
 
     # === Results ===
     recipe.working("evaluating after the training")
@@ -317,7 +311,7 @@ def check_memory(settings: Settings, lora: Any) -> None:
     plan.check(estimate, Settings, "--ignore-memory-check")
 
 
-def demo_size(settings: Settings) -> dict[str, int]:
+def demo_size(settings: Settings) -> dict[str, Any]:
     """Returns the sizes of the demonstration, whose preset is made for tests."""
     return DEMO if settings.preset == Settings.preset else {}
 

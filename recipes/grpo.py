@@ -227,19 +227,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "validation": len(held_out),
         "details": f"{settings.group_size} answers each, judged by {settings.reward or 'digits'}",
     }
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(rollouts))
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(rollouts))
     recipe.working("answering the held-out prompts before the training")
     before, rewards_before = answers(settings, model, rollouts, held_out)
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", step)
-    else:
-        options = recipe.run_options(settings, FIXED) | {"origin": str(origin)}
-        options |= {"callbacks": [rollouts.callback()]}
-        runner = training.Runner(step, folder.path, rollouts, None, schedule, **options)
-        folder.write_config()
-        runner.run()
+    callbacks = [rollouts.callback()]
+    runner = recipe.fit(
+        folder, step, rollouts, None, schedule, FIXED, origin=str(origin), callbacks=callbacks
+    )
 
     # === Results ===
     recipe.working("answering the held-out prompts after the training")

@@ -165,16 +165,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     step.compile(optimizer)
     facts = results.image_facts(settings.data, data)
     facts["details"] = f"{model.num_seen} of {model.num_patches} patches are visible"
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader))
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", step)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader))
+    runner = recipe.fit(folder, step, loader, validation, schedule, FIXED)
 
     # === Results ===
     recipe.working("evaluating neighbours and the linear probe")

@@ -182,10 +182,10 @@ def label_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
         count, divergence = ops.maximum(ops.sum(real), 1.0), None
         if preference.needs_kl:
             others = [part(x, 1) for x in (inputs, labels, learnt)]
-            others = ops.stop_gradient(answer_log_probs(model, *others, False))[:, 0]
+            others = ops.stop_gradient(answer_log_probs(model, *others, training=False))[:, 0]
             divergence = ops.sum((others - reference[:, 1]) * real) / count
         answers = [part(x, 0) for x in (inputs, labels, learnt)]
-        log_probs = answer_log_probs(model, *answers, training)[:, 0]
+        log_probs = answer_log_probs(model, *answers, training=training)[:, 0]
         found = preference(log_probs, reference[:, 0], desirable, kl=divergence)
         good = real * ops.cast(desirable, "float32")
         logs = {
@@ -325,19 +325,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "validation": len(held_out_rows[1]),
         "details": str(text.cut),
     }
-    steps = 0 if settings.evaluate else total
     recipe.introduce(
-        folder, model, facts, steps=steps, steps_per_epoch=len(loader), best="val_loss"
+        folder, model, facts, steps=total, steps_per_epoch=len(loader), best="val_loss"
     )
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", step)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        options |= {"best": "val_loss", "origin": str(origin)}
-        runner = training.Runner(step, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    runner = recipe.fit(
+        folder, step, loader, validation, schedule, FIXED, best="val_loss", origin=str(origin)
+    )
 
     # === Results ===
     recipe.working("evaluating")

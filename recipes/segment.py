@@ -247,17 +247,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Training ===
     best = "val_mean_iou" if validation else None
     facts = results.image_facts(settings.data, data)
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
-    runner = None
-    if settings.evaluate:
-        training.restore_newest(folder.path / "checkpoints", model)
-    else:
-        options = recipe.run_options(settings, FIXED)
-        options["best"] = best
-        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader), best=best)
+    runner = recipe.fit(folder, model, loader, validation, schedule, FIXED, best=best)
 
     # === Results ===
     results.report_masks(folder, model, data, runner, validation, test, preprocessor)

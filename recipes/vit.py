@@ -250,11 +250,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         shape[:2], data.mean, data.std
     )
     if settings.normalize or settings.interpolation or settings.eval_crop or settings.aliased:
-        usual = (preprocessor.mean, preprocessor.std)
+        mean, std = PIXELS.get(settings.normalize or "", (preprocessor.mean, preprocessor.std))
         crop = settings.eval_crop
         preprocessor = ViTImageClassifierPreprocessor(
             shape[:2],
-            *PIXELS.get(settings.normalize or "", usual),
+            mean,
+            std,
             settings.interpolation or preprocessor.interpolation,
             antialias=not settings.aliased,
             resize_size=int(min(shape[:2]) / crop) if crop else None,
@@ -334,17 +335,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Training ===
     best = "val_accuracy" if validation else None
     facts = results.image_facts(settings.data, data)
-    steps = 0 if settings.evaluate else total
-    recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
+    recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader), best=best)
     runner = None
-    if settings.evaluate and not own_head:
-        training.restore_newest(folder.path / "checkpoints", model)
-    elif not settings.evaluate:
-        options = recipe.run_options(settings, FIXED)
-        options["best"] = best
-        runner = training.Runner(model, folder.path, loader, validation, schedule, **options)
-        folder.write_config()
-        runner.run()
+    if not own_head:
+        runner = recipe.fit(folder, model, loader, validation, schedule, FIXED, best=best)
 
     # === Results ===
     results.report_classes(folder, model, data, runner, validation, test, preprocessor)

@@ -198,10 +198,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         schedule = training.WarmupSchedule(1.0, total)
         heads.compile(training.MomentumSGD(schedule), loss)
         recipe.introduce(folder, heads, facts, steps=total, steps_per_epoch=len(loader))
-        options = recipe.run_options(settings, FIXED)
-        runner = training.Runner(heads, folder.path, loader, None, schedule, **options)
-        folder.write_config()
-        runner.run()
+        runner = recipe.fit(folder, heads, loader, None, schedule, FIXED)
         held_out = {
             part: ImageLoader(parts[part], settings.batch_size, **common)
             for part in ("val", "test")
@@ -232,10 +229,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         recipe.introduce(
             folder, model, facts, steps=total, steps_per_epoch=epoch, best="val_accuracy"
         )
-        options = {**recipe.run_options(settings, FIXED), "best": "val_accuracy"}
-        runner = training.Runner(model, folder.path, loader, batches["val"], schedule, **options)
-        folder.write_config()
-        runner.run()
+        best = "val_accuracy"
+        runner = recipe.fit(folder, model, loader, batches["val"], schedule, FIXED, best=best)
         content = results.report_classes(
             folder, model, data, runner, batches["val"], batches["test"], preprocessor
         )

@@ -242,15 +242,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
         model = recipe.parallelize(model)
         model.compile(optimizer)
-        steps = 0 if settings.evaluate else total
-        recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader))
-        if settings.evaluate:
-            training.restore_newest(folder.path / "checkpoints", model)
-        else:
-            options = recipe.run_options(settings, FIXED)
-            runner = training.Runner(model, folder.path, loader, None, schedule, **options)
-            folder.write_config()
-            runner.run()
+        recipe.introduce(folder, model, facts, steps=total, steps_per_epoch=len(loader))
+        runner = recipe.fit(folder, model, loader, None, schedule, FIXED)
 
     # === Results ===
     recipe.working(f"classifying {len(test):,} images by class names")

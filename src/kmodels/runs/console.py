@@ -207,7 +207,7 @@ def introduce(
         model: the model that will be trained.
         data: `source`, `unit` ("images"), the counts `train`, `validation` and `test`, and if they
             apply `classes` (names) and `details` (a sentence).
-        steps: steps of the whole run; 0 if nothing is trained.
+        steps: steps of the whole run, none of which are made with --evaluate.
         steps_per_epoch: steps of an epoch.
         best: metric that chooses the best epoch.
     """
@@ -216,6 +216,7 @@ def introduce(
     from kmodels.core.runtime import device_name
 
     settings = folder.settings
+    steps = 0 if getattr(settings, "evaluate", False) else steps
     weights = getattr(settings, "weights", None)
     name = settings.preset if weights is None else short(weights)
     facts = {

@@ -52,6 +52,7 @@ __all__ = [
     "check_backend",
     "check_fractions",
     "filled",
+    "fit",
     "flag",
     "given",
     "introduce",
@@ -237,12 +238,52 @@ def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
     return {**options, "settings": {name: getattr(settings, name) for name in fixed}}
 
 
+def fit(
+    folder: Folder,
+    model: "keras.Model",
+    loader: Any,
+    validation: Any,
+    schedule: Any,
+    fixed: Sequence[str],
+    **options: Any,
+) -> Any:
+    """Trains to the end; with --evaluate it restores the newest checkpoint instead.
+
+    Args:
+        folder: directory of the run, which receives config.json, history.csv and checkpoints.
+        model: compiled; with --evaluate it gets the weights of the checkpoint.
+        loader: training batches.
+        validation: `validation_data` of `fit`, or None.
+        schedule: learning rate schedule of the optimizer.
+        fixed: names of the settings that must not change when a run is resumed.
+        **options: `best`, `origin` and `callbacks` of `training.Runner`.
+
+    Returns:
+        The `training.Runner` after the training, or None.
+
+    Raises:
+        InputError: if there is no checkpoint to evaluate or to resume, or the loss is not finite.
+    """
+    from kmodels.checkpoint.manager import restore_newest
+    from kmodels.runs import runner
+
+    settings = folder.settings
+    if getattr(settings, "evaluate", False):
+        restore_newest(folder.path / "checkpoints", model)
+        return None
+    options |= run_options(settings, fixed)
+    run = runner.Runner(model, folder.path, loader, validation, schedule, **options)
+    folder.write_config()
+    run.run()
+    return run
+
+
 def main(
     recipe: str,
     settings: type,
     train: Callable[[Any, Folder], None],
     argv: Sequence[str] | None = None,
-    description: str = "",
+    description: str | None = "",
     program: str = "",
 ) -> int:
     """Runs a recipe and returns its exit code.

@@ -122,7 +122,7 @@ class Common:
 def parse(
     settings: type,
     argv: Sequence[str] | None = None,
-    description: str = "",
+    description: str | None = "",
     recipe: str = "",
     program: str = "",
 ) -> Any:
@@ -145,7 +145,7 @@ def parse(
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
-    flags = _flags(settings, defaults, argv, description, program)
+    flags = _flags(settings, defaults, argv, description or "", program)
     stated = set(flags)
     if name := flags.pop("recipe", None):
         if name == "list":
