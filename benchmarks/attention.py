@@ -11,20 +11,15 @@ blocks back at once (MALLOC_MMAP_THRESHOLD_). Time is CPU time in ms, the median
 the length.
 """
 
-import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import record
+
 HEADS, GROUPS, WIDTH = 4, 2, 64
 SEGMENT = 1024
 KINDS: dict[str, dict[str, Any]] = {
@@ -52,34 +47,28 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     if "dropout" in keywords:
         keywords["seed"] = keras.random.SeedGenerator(1)
     if settings["body"] == "one_block":
-        importlib.import_module("kmodels.ops.attention").PAIRS = 2**62
+        vars(importlib.import_module("kmodels.ops.attention"))["PAIRS"] = 2**62
     body = ops.attention if settings["body"] == "override" else ops.attention.generic
     rng = np.random.default_rng(0)
     arrays = [
         keras.ops.cast(rng.normal(size=(1, length, heads, WIDTH)), settings["dtype"])
         for heads in (HEADS, GROUPS, GROUPS)
     ]
-    row = {"declines": None}
+    row: dict[str, Any] = {"declines": None}
     if settings["body"] == "override":
         row["declines"] = ops.attention.declines(*arrays, **keywords)
     make = {"torch": torch_step, "jax": jax_step, "tensorflow": tensorflow_step}
     run, memory = make[keras.backend.backend()](lambda *x: body(*x, **keywords), arrays)
-    before = peak()
+    before = record.status("VmHWM")
     run()
     if memory is None:
-        memory = peak() - before
+        memory = (record.status("VmHWM") - before) / 2**20
     times = []
     for _ in range(settings["rounds"]):
         start = time.process_time()
         run()
         times.append(1e3 * (time.process_time() - start))
     return row | {"memory_mib": round(memory, 1), "time_ms": round(statistics.median(times), 2)}
-
-
-def peak() -> float:
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 Step = tuple[Callable[[], Any], float | None]
@@ -107,7 +96,7 @@ def jax_step(function: Callable[..., Any], arrays: list[Any]) -> Step:
             return output, pull(cotangent)
 
     weight = jax.numpy.ones_like(arrays[0])
-    compiled = jax.jit(step).lower(weight, *arrays).compile()
+    compiled: Any = jax.jit(step).lower(weight, *arrays).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
     return lambda: jax.block_until_ready(compiled(weight, *arrays)), memory
 
@@ -130,24 +119,12 @@ def tensorflow_step(function: Callable[..., Any], arrays: list[Any]) -> Step:
 
 def child(backend: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns what `measure` finds in a process with this backend."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    threads |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    found = {"KERAS_BACKEND": backend, "MALLOC_MMAP_THRESHOLD_": str(2**20)}
-    found |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", json.dumps(settings)],
-        env={**os.environ, **threads, **found},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    large = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return record.child(__file__, backend, "--measure", json.dumps(settings), **large)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--backends", default=os.environ.get("KERAS_BACKEND", "jax"))
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192")
     parser.add_argument("--kinds", default=",".join(KINDS))
@@ -155,7 +132,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--measure", help="for the script itself: measure this row")
     arguments = parser.parse_args()
     if arguments.measure:
@@ -176,26 +152,17 @@ def main() -> None:
                     rows.append(row)
                     print(json.dumps(row), flush=True)
         if arguments.write:
-            write(backend, rows, arguments)
-
-
-def write(backend: str, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Writes the rows of a backend to benchmarks/results."""
-    date = time.strftime("%Y-%m-%d")
-    content = {
-        "question": __doc__.splitlines()[0],
-        "backend": backend,
-        "device": platform.processor() or platform.machine(),
-        "versions": {x: importlib.metadata.version(x) for x in ("keras", "numpy", backend)},
-        "heads": [HEADS, GROUPS, WIDTH],
-        "dtype": arguments.dtype,
-        "threads": 1,
-        "rounds": arguments.rounds,
-        "date": date,
-        "rows": rows,
-    }
-    target = RESULTS / f"attention_{backend}_{arguments.device_name}_{date}.json"
-    target.write_text(json.dumps(content, indent=1) + "\n")
+            record.write(
+                f"attention_{backend}_{arguments.device_name}",
+                __doc__,
+                ("keras", "numpy", backend),
+                backend=backend,
+                heads=[HEADS, GROUPS, WIDTH],
+                dtype=arguments.dtype,
+                threads=1,
+                rounds=arguments.rounds,
+                rows=rows,
+            )
 
 
 if __name__ == "__main__":

@@ -12,22 +12,22 @@ number of workers, for decoded pictures and for the source that waits.
 """
 
 import argparse
-import importlib.metadata
+import importlib
 import io
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import record
 
 ROOT = Path(__file__).parent
-RESULTS = ROOT / "results"
 BATCH, SIDE, INTO = 32, 96, 64
 
 
@@ -70,7 +70,7 @@ def jpegs(count: int) -> tuple[list[bytes], np.ndarray]:
 
 def write_files(folder: Path, count: int) -> None:
     sys.path.insert(0, str(ROOT.parent / "tests"))
-    from record_files import write_shard, write_tfrecords
+    from record_files import write_shard, write_tfrecords  # pyright: ignore[reportMissingImports]
 
     pictures, labels = jpegs(count)
     for number, (content, label) in enumerate(zip(pictures, labels, strict=True)):
@@ -130,8 +130,7 @@ def kinds(folder: Path) -> dict:
         return DataLoader(shards, BATCH, num_workers=workers, persistent_workers=workers > 0)
 
     def web_dataset():
-        import webdataset
-
+        webdataset: Any = importlib.import_module("webdataset")
         made = webdataset.WebDataset(str(folder / "a.tar"), shardshuffle=False)
         return made.decode("rgb8").to_tuple("jpg", "cls").batched(BATCH)
 
@@ -251,7 +250,7 @@ def measure_fit(folder: Path, rounds: int) -> dict:
         without, with_two = (statistics.median(taken) for taken in seconds.values())
         ahead[name] = round(with_two / without, 3)
     os.environ.pop("KMODELS_PREFETCH")
-    workers: dict = {}
+    workers: dict[str, Any] = {}
     for name, make in (("decoded", decoded), ("waiting", waiting)):
         workers[name] = {}
         for count in (0, 1, 2):
@@ -259,10 +258,10 @@ def measure_fit(folder: Path, rounds: int) -> dict:
             epoch(loader)  # starts the workers
             taken = [epoch(loader) for _ in range(rounds)]
             loader.close()
-            seconds, feed = sorted(taken, key=lambda pair: pair[0])[len(taken) // 2]
+            duration, feed = sorted(taken, key=lambda pair: pair[0])[len(taken) // 2]
             workers[name][count] = {
                 "share": round(feed.clock.share, 3),
-                "seconds": round(seconds, 3),
+                "seconds": round(duration, 3),
                 "said": feed.clock.line(),
             }
     return {"step_ms": round(1000 * step, 2), "ahead": ahead, "workers": workers}
@@ -278,11 +277,10 @@ def child(backend: str, what: str, folder: str, settings: dict) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--pictures", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -301,22 +299,15 @@ def main() -> None:
         for backend in backends:
             found[backend] = child(backend, "fit", folder, settings)
             print(backend, json.dumps(found[backend]), flush=True)
-    if not options.write:
-        return
-    date = time.strftime("%Y-%m-%d")
-    packages = ("keras", "numpy", "pillow", "datasets", "grain", "webdataset", *backends)
-    content = {
-        "question": __doc__.splitlines()[0],
-        "device": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "date": date,
-        "settings": settings,
-        **found,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"data_{'-'.join(backends)}_cpu_{date}.json"
-    target.write_text(json.dumps(content, indent=1) + "\n")
+    if options.write:
+        record.write(
+            f"data_{'-'.join(backends)}_cpu",
+            __doc__,
+            ("keras", "numpy", "pillow", "datasets", "grain", "webdataset", *backends),
+            cores=len(os.sched_getaffinity(0)),
+            settings=settings,
+            **found,
+        )
 
 
 if __name__ == "__main__":

@@ -9,23 +9,18 @@ the machine does counts little; `share` is the median over the rounds of its rat
 model's call of the same round. Patch dropout does nothing outside of training.
 """
 
-import argparse
-import importlib.metadata
-import json
-import platform
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import record
 
 from kmodels import training
 from kmodels.models import ViTImageClassifier
 
 QUESTION = "What share of a ViT's step is left with patch dropout, and with token merging?"
-RESULTS = Path(__file__).parent / "results"
 PRESET, BATCH = "vit_small_patch16_224", 8
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -80,10 +75,9 @@ def measure(depth: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measures, and writes what was found."""
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     backend = keras.backend.backend()
     if backend == "torch":
@@ -95,22 +89,19 @@ def main() -> None:
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    found = {
-        "question": QUESTION,
-        "preset": PRESET,
-        "batch": BATCH,
-        "depth": options.depth,
-        "rounds": options.rounds,
-        "precision": "float32",
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": measure(options.depth, options.rounds),
-    }
+    rows = measure(options.depth, options.rounds)
     if options.write:
-        path = RESULTS / f"fewer_tokens_{backend}_cpu_{found['date']}.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        print(path)
+        record.write(
+            f"fewer_tokens_{backend}_cpu",
+            QUESTION,
+            ("keras", backend),
+            preset=PRESET,
+            batch=BATCH,
+            depth=options.depth,
+            rounds=options.rounds,
+            precision="float32",
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -13,18 +13,15 @@ holds the package, is counted in turn; the first is the one compared to.
 """
 
 import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import record
 from vit_peers.results import revision
 
 QUESTION = (__doc__ or "").splitlines()[0]
@@ -85,7 +82,7 @@ def quiet(model: Any, x: Any, y: Any) -> None:
     fit(model, x, y, quiet=True)
 
 
-def lora(**normalization: str) -> None:
+def lora(**normalization: Any) -> None:
     """The child of "lora" and "positions"."""
     import keras
     import numpy as np
@@ -150,7 +147,8 @@ def bare_tensorflow(model: Any, x: Any, y: Any) -> None:
             logits = model(images, training=True)
             each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_mean(each)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+        gradients: Any = tape.gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
             weight.assign_sub(RATE * gradient)
         return loss
 
@@ -185,12 +183,10 @@ def instructions(source: Path, loop: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "count"
         tool = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
-        single = dict.fromkeys(
-            ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
-        )
+        environment = {**os.environ, **record.ONE_THREAD, "PYTHONHASHSEED": "0"}
         subprocess.run(
             [*tool, f"--callgrind-out-file={out}", sys.executable, __file__, "--child", loop],
-            env={**os.environ, **single, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"},
+            env={**environment, "PYTHONPATH": str(source)},
             check=True,
             capture_output=True,
         )
@@ -199,27 +195,9 @@ def instructions(source: Path, loop: str) -> float:
         return int(total.split()[1]) / COUNTED / 1e6
 
 
-def write(rows: list[dict[str, Any]], loops: list[str]) -> Path:
-    """Writes the results; those of other loops than usual have these in the name of the file."""
-    packages = ("keras", "numpy", BACKEND)
-    found = {
-        "question": QUESTION,
-        "unit": "millions of instructions a step",
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": rows,
-    }
-    name = "-".join([BACKEND, *(loop for loop in loops if loop not in USUAL)])
-    target = ROOT / f"benchmarks/results/fit_instructions_{name}_cpu_{found['date']}.json"
-    target.write_text(json.dumps(found, indent=1) + "\n")
-    return target
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--sources", type=Path, nargs="+", default=[ROOT / "src"])
-    parser.add_argument("--write", action="store_true", help="the results, as JSON")
     loops = (*USUAL, "quiet", "lora", "positions")
     parser.add_argument("--loops", nargs="+", choices=loops, default=list(USUAL))
     parser.add_argument("--child", choices=loops, help=argparse.SUPPRESS)
@@ -240,7 +218,11 @@ def main() -> None:
         rows.append(row)
         print(BACKEND, row, flush=True)
     if options.write:
-        print(write(rows, options.loops).relative_to(ROOT))
+        # Results of other loops than usual have these in the name of the file.
+        name = "-".join([BACKEND, *(loop for loop in options.loops if loop not in USUAL)])
+        unit = "millions of instructions a step"
+        packages = ("keras", "numpy", BACKEND)
+        record.write(f"fit_instructions_{name}_cpu", QUESTION, packages, unit=unit, rows=rows)
 
 
 if __name__ == "__main__":

@@ -17,23 +17,21 @@ is faster on this processor. Seconds of CPU time, medians, times how often.
 """
 
 import argparse
-import importlib.metadata
 import json
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import record
 from gemma_lora import answer
 from keras import ops
 
 from kmodels.ops import dense
 
-RESULTS = Path(__file__).parent / "results"
 TILE = 4096
 # width, heads, key heads, head width, MLP, blocks, vocabulary
 GEMMAS = {
@@ -292,10 +290,9 @@ def measure(question: str, dtype: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("question", choices=("gemma_lora", "vit_train"), nargs="?")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -308,19 +305,17 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
     if options.write:
-        backend, date = keras.backend.backend(), time.strftime("%Y-%m-%d")
-        content = {
-            "question": (__doc__ or "").splitlines()[0],
-            "backend": backend,
-            "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-            "clock": "process CPU",
-            "threads": 1,
-            "rounds": options.rounds,
-            "date": date,
-            "rows": rows,
-        }
-        target = RESULTS / f"floor_{options.question}_{backend}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        backend = keras.backend.backend()
+        record.write(
+            f"floor_{options.question}_{backend}_cpu",
+            __doc__,
+            ("keras", backend),
+            backend=backend,
+            clock="process CPU",
+            threads=1,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -11,24 +11,17 @@ first, over that without an assistant. `--peer` has transformers do the same (on
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "OMP_NUM_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-}
+import record
+
+os.environ |= record.ONE_THREAD
 
 import keras
 import numpy as np
@@ -38,7 +31,6 @@ from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.gemma.presets import GEMMA_3
 
 BACKEND = keras.backend.backend()
-RESULTS = Path(__file__).parent / "results"
 PROMPT, DRAFTS, VOCABULARY = 40, 5, 16384
 BLOCKS, FIRST = 24, 2
 ASSISTANTS = ("none", "right", "wrong")
@@ -50,7 +42,7 @@ def make_models(dtype: str) -> dict[str, GemmaCausalLM]:
     found = {}
     for name in ASSISTANTS:
         keras.utils.set_random_seed(0)
-        backbone = GemmaBackbone(
+        backbone: Any = GemmaBackbone(
             VOCABULARY, BLOCKS if name == "none" else FIRST, 4, 1, 640, 2048, 256, dtype, **GEMMA_3
         )
         for block in backbone.blocks[FIRST:]:
@@ -119,12 +111,11 @@ def transformers_runs(
 
 def main() -> None:
     """Runs the rounds, prints the figures and writes them."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--new", type=int, default=31)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="transformers too")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     models = make_models(options.dtype)
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (1, PROMPT)).astype("int32")
@@ -152,13 +143,7 @@ def main() -> None:
         for (system, name), value in seconds.items()
     }
     content = {
-        "question": str(__doc__).splitlines()[0],
         "backend": BACKEND,
-        "device": platform.processor() or platform.machine(),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("keras", BACKEND, *(("transformers",) if options.peer else ()))
-        },
         "clock": "process CPU",
         "threads": 1,
         "dtype": options.dtype,
@@ -170,9 +155,9 @@ def main() -> None:
     }
     print(json.dumps(content, indent=1))
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        target = RESULTS / f"gemma_assisted_{BACKEND}_{options.dtype}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        packages = ("keras", BACKEND, *(("transformers",) if options.peer else ()))
+        name = f"gemma_assisted_{BACKEND}_{options.dtype}_cpu"
+        record.write(name, __doc__, packages, **content)
 
 
 if __name__ == "__main__":

@@ -13,23 +13,17 @@ included, medians of the rounds after the first, which compiles. `--compiled` ad
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "OMP_NUM_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-}
+import record
+
+os.environ |= record.ONE_THREAD
 
 import keras
 import numpy as np
@@ -39,7 +33,6 @@ from kmodels.models import GemmaCausalLM
 
 BACKEND = keras.backend.backend()
 PEER = "transformers" if BACKEND == "torch" else "keras_hub"
-RESULTS = Path(__file__).parent / "results"
 PROMPT = 40
 Run = Callable[[], list[int]]
 
@@ -120,13 +113,12 @@ def common_start(a: list[int], b: list[int]) -> int:
 
 def main() -> None:
     """Runs the rounds, prints the figures and writes them."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("weights", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--compiled", action="store_true", help="torch.compile too")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if not options.weights.is_dir():
         make_weights(options.weights, "270m")
@@ -154,13 +146,7 @@ def main() -> None:
 
     ratio = round(best("kmodels") / best(PEER), 3)
     content = {
-        "question": str(__doc__).splitlines()[0],
         "backend": BACKEND,
-        "device": platform.processor() or platform.machine(),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("keras", BACKEND, PEER.replace("_", "-"))
-        },
         "clock": "process CPU",
         "threads": 1,
         "dtype": options.dtype,
@@ -172,9 +158,9 @@ def main() -> None:
     }
     print(json.dumps(content, indent=1))
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        target = RESULTS / f"gemma_generate_270m_{BACKEND}_{options.dtype}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        packages = ("keras", BACKEND, PEER.replace("_", "-"))
+        name = f"gemma_generate_270m_{BACKEND}_{options.dtype}_cpu"
+        record.write(name, __doc__, packages, **content)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ weighted position, before any step.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,20 +32,21 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import record
 from vit_peers import BEFORE
 from vit_peers.child import hide_others
 
-RESULTS = Path(__file__).parent / "results"
 BATCH, RANK, RATE = 2, 4, 5e-5
 WARM = 2  # steps that compile and fill caches
 PRELOAD = Path(__file__).parents[1] / "tests"
 
 
-def import_transformers():
+def import_transformers() -> Any:
     """transformers, beside a CPU build of torch too."""
     sys.path.insert(0, str(PRELOAD))
-    from torchvision_cpu import define_torchvision_operators
+    from torchvision_cpu import define_torchvision_operators  # pyright: ignore[reportMissingImports]
 
     define_torchvision_operators()
     import transformers
@@ -167,7 +166,7 @@ def fit_step(model, x: dict, data: dict, **more: str) -> Callable[[], tuple]:
         def on_train_batch_begin(self, batch, logs=None):
             self.begun = time.process_time()
 
-        def on_train_batch_end(self, batch, logs=None):
+        def on_train_batch_end(self, batch, logs: Any = None):
             self.loss = float(logs["loss"]) * scale  # which waits for the step
             self.seconds = time.process_time() - self.begun
 
@@ -239,7 +238,7 @@ def answer(step: Callable[[], tuple]) -> None:
     """Takes a step for each line that comes in, and prints a line about it."""
     for _ in sys.stdin:
         seconds, loss = step()
-        peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+        peak = record.status("VmHWM") / 2**20
         print(json.dumps({"step_s": seconds, "loss": float(loss), "peak_mb": peak}), flush=True)
 
 
@@ -247,18 +246,10 @@ class Child:
     """A system in a process of its own, which a script serves."""
 
     def __init__(self, backend: str, arguments: list, script: str = __file__):
-        environment = {
-            **os.environ,
-            "KERAS_BACKEND": backend,
-            "OMP_NUM_THREADS": "1",
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "TF_NUM_INTEROP_THREADS": "1",
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-        }
+        environment = {**os.environ, **record.ONE_THREAD, "KERAS_BACKEND": backend}
+        environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
         if arguments[0] == "kmodels_before":
-            environment["PYTHONPATH"] = str(Path(BEFORE) / "src")
+            environment["PYTHONPATH"] = str(Path(str(BEFORE)) / "src")
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, script, "--child", json.dumps(arguments)],
@@ -268,13 +259,15 @@ class Child:
             stderr=self.log,
             text=True,
         )
+        self.stdin: Any = self.process.stdin
+        self.stdout: Any = self.process.stdout
         self.arguments, self.rows = arguments, []
 
     def step(self) -> None:
         """One step; what came before its line is the system's own printing."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
+        self.stdin.write("\n")
+        self.stdin.flush()
+        for line in self.stdout:
             if line.startswith('{"step_s"'):
                 self.rows.append(json.loads(line))
                 return
@@ -284,7 +277,7 @@ class Child:
 
     def result(self) -> dict:
         """The median after the first steps; ends the process."""
-        self.process.stdin.close()
+        self.stdin.close()
         self.process.wait()
         times = [row["step_s"] for row in self.rows[WARM:]]
         return {
@@ -347,21 +340,6 @@ def ratios(found: dict, others: dict) -> dict:
 
 def write(options: argparse.Namespace, rows: list[dict]) -> None:
     """Writes the rows that there are into benchmarks/results."""
-    date = time.strftime("%Y-%m-%d")
-    packages = ("keras", "keras-hub", "transformers", "peft", "torch", "jax", "tensorflow")
-    content = {
-        "question": __doc__.splitlines()[0],
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "clock": "process CPU",
-        "threads": 1,
-        "shapes": options.shapes,
-        "loss_on": options.loss_on,
-        "rounds": options.rounds,
-        "date": date,
-        "rows": rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
     label = "_".join(
         [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
         + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
@@ -370,12 +348,21 @@ def write(options: argparse.Namespace, rows: list[dict]) -> None:
         + (["responses"] if options.loss_on == "responses" else [])
         + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
     )
-    target = RESULTS / f"gemma_lora_{label}_cpu_{date}.json"
-    target.write_text(json.dumps(content, indent=1) + "\n")
+    record.write(
+        f"gemma_lora_{label}_cpu",
+        __doc__,
+        ("keras", "keras-hub", "transformers", "peft", "torch", "jax", "tensorflow"),
+        clock="process CPU",
+        threads=1,
+        shapes=options.shapes,
+        loss_on=options.loss_on,
+        rounds=options.rounds,
+        rows=rows,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--dtypes", default="bfloat16,float32")
@@ -385,7 +372,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--systems", nargs="*", default=[], help="kmodels and some others")
     parser.add_argument("--compiled", action="store_true", help="transformers compiled, too")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

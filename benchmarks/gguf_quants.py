@@ -10,20 +10,16 @@ blocks of a type, those in which any byte differs, and those that are other numb
 read.
 """
 
-import argparse
 import ctypes
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import record
 
 os.environ.setdefault("KERAS_BACKEND", "numpy")
-RESULTS = Path(__file__).parent / "results"
 TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -58,12 +54,9 @@ def inputs() -> Iterator[tuple[str, np.ndarray]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = record.flags(__doc__)
     parser.add_argument("library", type=Path)
     parser.add_argument("build", help="name and version of the library's package")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     import gguf
 
@@ -102,20 +95,12 @@ def main() -> None:
             row["blocks"] += len(pair[0])
             for key, (left, right) in (("differ", pair), ("differ_in_value", values_of)):
                 row[key] += int((left != right).any(1).sum())
-    date = datetime.date.today().isoformat()
-    versions = {name: importlib.metadata.version(name) for name in ("kmodels", "numpy", "gguf")}
-    result = {
-        "question": "Are the bytes of quantized weights those of llama.cpp's own quantizer?",
-        "library": options.build,
-        "versions": {"python": platform.python_version(), **versions},
-        "machine": platform.machine(),
-        "date": date,
-        "rows": list(rows.values()),
-    }
-    print(json.dumps(result, indent=1))
+    print(json.dumps(list(rows.values()), indent=1))
     if options.write:
-        path = RESULTS / f"gguf_quants_cpu_{date}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        question = "Are the bytes of quantized weights those of llama.cpp's own quantizer?"
+        packages = ("kmodels", "numpy", "gguf")
+        content = {"library": options.build, "rows": list(rows.values())}
+        record.write("gguf_quants_cpu", question, packages, **content)
 
 
 if __name__ == "__main__":

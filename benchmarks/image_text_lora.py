@@ -14,17 +14,14 @@ turns with the products of kmodels' step alone, see floor.py.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+import record
 from gemma_lora import (
     RANK,
-    RESULTS,
     Child,
     answer,
     fit_step,
@@ -152,12 +149,11 @@ def compare(systems: list[str], weights: str, dtype: str, rounds: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--dtypes", default="bfloat16")
     parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, "floor"), default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -174,23 +170,17 @@ def main() -> None:
         if "kmodels" in found:
             rows[-1] |= ratios(found, {})
         print(json.dumps(rows[-1]), flush=True)
-    if not options.write:
-        return
-    date = time.strftime("%Y-%m-%d")
-    packages = ("keras", "transformers", "peft", "torch")
-    content = {
-        "question": __doc__.splitlines()[0],
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "clock": "process CPU",
-        "threads": 1,
-        "rounds": options.rounds,
-        "date": date,
-        "rows": rows,
-    }
-    label = options.dtypes.replace(",", "-")
-    target = RESULTS / f"image_text_lora_{label}_torch_cpu_{date}.json"
-    target.write_text(json.dumps(content, indent=1) + "\n")
+    if options.write:
+        label = options.dtypes.replace(",", "-")
+        record.write(
+            f"image_text_lora_{label}_torch_cpu",
+            __doc__,
+            ("keras", "transformers", "peft", "torch"),
+            clock="process CPU",
+            threads=1,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

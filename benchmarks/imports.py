@@ -8,21 +8,16 @@ packages that Keras imports where it finds them; `no bytecode` has each module c
 where PYTHONDONTWRITEBYTECODE was set before the first import.
 """
 
-import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
+
+import record
 
 QUESTION = "What does it cost to import kmodels and Keras, and what is it made of?"
-RESULTS = Path(__file__).parent / "results"
 BACKEND = os.environ.get("KERAS_BACKEND", "torch")
 HIDE = "import sys; sys.modules.update(dict.fromkeys({names}, None)); "
 KMODELS = "import keras, kmodels.data, kmodels.models, kmodels.training"
@@ -52,9 +47,8 @@ def seconds(program: str, bytecode: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(options.rounds):
@@ -65,20 +59,10 @@ def main() -> None:
     for name, value in rows.items():
         print(f"{value:7.2f} s  {name}")
     if options.write:
-        versions = ("keras", BACKEND, "numpy", "scikit-learn", "matplotlib")
-        content = {
-            "question": QUESTION,
-            "backend": BACKEND,
-            "cpu_s": rows,
-            "rounds": options.rounds,
-            "hardware": {"machine": platform.machine(), "cores": os.cpu_count()},
-            "versions": {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in versions},
-            },
-        }
-        file = RESULTS / f"imports_{BACKEND}_cpu_{time.strftime('%Y-%m-%d')}.json"
-        file.write_text(json.dumps(content, indent=1) + "\n")
+        packages = ("keras", BACKEND, "numpy", "scikit-learn", "matplotlib")
+        content = {"backend": BACKEND, "cpu_s": rows, "rounds": options.rounds}
+        name = f"imports_{BACKEND}_cpu"
+        record.write(name, QUESTION, packages, cores=os.cpu_count(), **content)
 
 
 if __name__ == "__main__":

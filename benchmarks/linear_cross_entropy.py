@@ -13,19 +13,16 @@ torch has an override; "logits" is the same by whole logits, and the body in use
 
 import argparse
 import ctypes
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import record
+
 ROWS, WIDTH, CLASSES = 512, 640, 65536
-RESULTS = Path(__file__).parent / "results"
 CASES = [
     (op, dtype, settings, share)
     for op, with_entropy in (
@@ -40,12 +37,6 @@ CASES = [
     for dtype in ("float32", "bfloat16")
     for kind, share in (("forward_kl", 0.875), ("jsd", 0.5))
 ]
-
-
-def status(name: str) -> float:
-    """A line of this process's memory, such as VmHWM, in MiB."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{name}:")[1].split()[0]) / 1024
 
 
 def measure(body: str, op: str, dtype: str, settings: dict, share: float, rounds: int) -> dict:
@@ -79,15 +70,15 @@ def measure(body: str, op: str, dtype: str, settings: dict, share: float, rounds
     step = steps()[keras.backend.backend()](loss, hidden, table)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of building the arrays
-    before = status("VmRSS")
-    times, value = [], None
+    before = record.status("VmRSS")
+    times, value = [], 0.0
     for _ in range(rounds + 1):
         start = time.process_time()
         value = step()
         times.append(1e3 * (time.process_time() - start))
     return {
         "time": statistics.median(times[1:]),
-        "memory": status("VmHWM") - before,
+        "memory": (record.status("VmHWM") - before) / 2**20,
         "result": value / float(np.sum(np.asarray(keras.ops.convert_to_numpy(weights)))),
     }
 
@@ -151,20 +142,11 @@ def steps() -> dict:
     return {"torch": torch_step, "jax": jax_step, "tensorflow": tensorflow_step}
 
 
-def child(arguments: list) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-    environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    command = [sys.executable, __file__, "--child", json.dumps(arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--op", help="of this op alone")
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -178,7 +160,10 @@ def main() -> None:
         bodies = ["generic", "override"]
         if op == "linear_divergence":
             bodies = ["logits", "generic"] + ["override"] * (backend == "torch")
-        found = {body: child([body, op, dtype, settings, share, options.rounds]) for body in bodies}
+        found = {}
+        for body in bodies:
+            job = json.dumps([body, op, dtype, settings, share, options.rounds])
+            found[body] = record.child(__file__, backend, "--child", job)
         first, last = bodies[-2:]
         rows.append(
             {
@@ -199,22 +184,17 @@ def main() -> None:
                 rows[-1][f"{name}_ratio_over_logits"] = round(ratio, 3)
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        content = {
-            "question": __doc__.splitlines()[0],
-            "backend": backend,
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-            "clock": "process CPU",
-            "threads": 1,
-            "rounds": options.rounds,
-            "date": date,
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
         op = options.op or "linear_cross_entropy"
-        name = f"ops_{backend}_{op}_{options.device_name}_{date}.json"
-        (RESULTS / name).write_text(json.dumps(content, indent=1) + "\n")
+        record.write(
+            f"ops_{backend}_{op}_{options.device_name}",
+            __doc__,
+            ("keras", backend),
+            backend=backend,
+            clock="process CPU",
+            threads=1,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Losses are per token of the held-out records, without padding or cuts: of their 
 all their tokens. `gain` is the mean over the seeds of former minus proposed, on the responses.
 """
 
-import argparse
 import json
 import os
 import runpy
@@ -23,11 +22,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import record
+
 RECIPE = Path(__file__).parents[1] / "recipes" / "gemma_lora.py"
 ROWS = 8
 FORMER = [
@@ -119,11 +118,10 @@ def compare(seed: int, tokens: int, folder: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--tokens", type=int, default=196_608, help="positions of each run")
     parser.add_argument("--hardware", default="cpu", help="a word for the name of the file")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     rows: list[dict] = []
     for seed in map(int, options.seeds.split(",")):
@@ -137,19 +135,15 @@ def main() -> None:
     }
     gains = [a - b for a, b in zip(loss["former"], loss["proposed"], strict=True)]
     content = {
-        "question": __doc__.splitlines()[0],
         "gain": round(statistics.mean(gains), 5),
         "gains": [round(gain, 5) for gain in gains],
     }
     print(json.dumps(content))
     if options.write:
-        from kmodels.checkpoint.state import versions
-
-        date = time.strftime("%Y-%m-%d")
-        content |= {"versions": versions(), "backend": os.environ.get("KERAS_BACKEND")}
-        content |= {"date": date, "tokens": options.tokens, "rows": rows}
-        target = RESULTS / f"lora_defaults_{options.hardware}_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        backend = os.environ["KERAS_BACKEND"]
+        content |= {"backend": backend, "tokens": options.tokens, "rows": rows}
+        name = f"lora_defaults_{options.hardware}"
+        record.write(name, __doc__, ("keras", "numpy", backend), **content)
 
 
 if __name__ == "__main__":

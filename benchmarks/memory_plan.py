@@ -8,16 +8,12 @@ model was built; `ratio` is planned over measured. Use environments with one bac
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+import record
+
 GEMMA = {
     "preset": "gemma3_debug",
     "num_layers": 8,
@@ -132,12 +128,6 @@ CASES = {
 }
 
 
-def status(name: str) -> int:
-    """A figure of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{name}:")[1].split()[0]) * 1024
-
-
 def measure(model: dict, setup: dict) -> dict:
     """Plan, then train."""
     import keras
@@ -156,7 +146,7 @@ def measure(model: dict, setup: dict) -> dict:
         setup["lora"] = LoraSettings(**setup["lora"])
     chosen = Setup(**setup)
     found = Plan(preset, chosen, overrides=model).estimate
-    base = status("VmRSS")
+    base = record.status("VmRSS")
 
     with keras_internals.without_values() as made:
         cls = GemmaCausalLM if text else ViTImageClassifier
@@ -185,10 +175,10 @@ def measure(model: dict, setup: dict) -> dict:
         x = rng.random((3 * chosen.batch_size, *task.backbone.config.image_shape), "float32")
         y = rng.integers(0, 1000, len(x)).astype("int32")
     runtime.malloc_trim()  # what building took is no part of a step
-    built = status("VmRSS")
+    built = record.status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     task.fit(x, y, batch_size=chosen.batch_size, verbose=0)
-    peak = status("VmHWM")
+    peak = record.status("VmHWM")
     mib = 2**20
     return {
         "planned": round(found.bytes / mib),
@@ -200,27 +190,10 @@ def measure(model: dict, setup: dict) -> dict:
     }
 
 
-def child(backend: str, case: str) -> dict:
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, __file__, "--child", case]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{backend} {case} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--cases", default=",".join(case for case in CASES if case != "small"))
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -230,25 +203,15 @@ def main() -> None:
     rows = []
     for case in options.cases.split(","):
         for backend in options.backends.split(","):
-            rows.append({"case": case, "backend": backend, **child(backend, case)})
+            # The plan reads XLA_FLAGS: compilers schedule memory by them.
+            flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+            found = record.child(__file__, backend, "--child", case, **flags)
+            rows.append({"case": case, "backend": backend, **found})
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        content = {
-            "question": __doc__.splitlines()[0],
-            "device": platform.processor() or platform.machine(),
-            "versions": {
-                name: importlib.metadata.version(name)
-                for name in ("keras", *options.backends.split(","))
-            },
-            "threads": 1,
-            "date": date,
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        names = options.backends.replace(",", "-")
-        target = RESULTS / f"memory_plan_{names}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        backends = options.backends.split(",")
+        name = f"memory_plan_{'-'.join(backends)}_cpu"
+        record.write(name, __doc__, ("keras", *backends), threads=1, rows=rows)
 
 
 if __name__ == "__main__":

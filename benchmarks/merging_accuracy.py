@@ -9,22 +9,17 @@ in each block, and so 0, 8, 16 and 32 of 49 patches in the end. The same weights
 test images of which the class is that of the model without merging.
 """
 
-import argparse
-import importlib.metadata
-import json
-import platform
-import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import record
 
 from kmodels import training
 from kmodels.data import open_dataset
 from kmodels.models import ViTBackbone, ViTImageClassifier
 
-RESULTS = Path(__file__).parent / "results"
 SIZES: dict[str, Any] = {
     "patch_size": 4,
     "num_layers": 4,
@@ -78,11 +73,10 @@ def rows_of(model: object, merged: int, images: np.ndarray, labels: np.ndarray) 
 def main() -> None:
     """Trains, tells, and writes what was found."""
     question = str(__doc__).splitlines()[0]
-    parser = argparse.ArgumentParser(description=question)
+    parser = record.flags(question)
     parser.add_argument("--data", required=True, help="as `open_dataset` takes it")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--merged", type=int, help="a second model that is trained with so many")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     data = open_dataset(options.data, image_size=(28, 28))
     images, labels = arrays(data.train)
@@ -92,24 +86,20 @@ def main() -> None:
     for number in numbers:
         rows += rows_of(trained(number, images, labels, options.epochs), number, *test)
     backend, name = keras.backend.backend(), Path(options.data.partition(":")[2]).name
-    found = {
-        "question": question,
-        "data": name,
-        "images": len(images),
-        "test_images": len(test[1]),
-        "epochs": options.epochs,
-        "batch": BATCH,
-        "model": SIZES,
-        "precision": "float32",
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": rows,
-    }
     if options.write:
-        path = RESULTS / f"merging_accuracy_{name}_{backend}_{found['date']}.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        print(path)
+        record.write(
+            f"merging_accuracy_{name}_{backend}",
+            question,
+            ("keras", backend),
+            data=name,
+            images=len(images),
+            test_images=len(test[1]),
+            epochs=options.epochs,
+            batch=BATCH,
+            model=SIZES,
+            precision="float32",
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -14,20 +14,22 @@ within one process per backend, on one thread; times are medians of process CPU 
 """
 
 import argparse
-import importlib.metadata
 import json
 import math
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-SIZES = {"patch_size": 16, "num_layers": 2, "num_heads": 6, "hidden_dim": 384, "mlp_dim": 1536}
+import record
+
+SIZES: dict[str, Any] = {
+    "patch_size": 16,
+    "num_layers": 2,
+    "num_heads": 6,
+    "hidden_dim": 384,
+    "mlp_dim": 1536,
+}
 
 
 def flops(tokens: int, rows: int) -> int:
@@ -141,33 +143,14 @@ def by(name: str) -> str:
     return "packed, drawn" if name.endswith("drawn") else "packed"
 
 
-def child(backend: str, settings: dict) -> dict:
-    """Measures one backend in a process of its own."""
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, __file__, "--child", json.dumps(settings)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{backend} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--data", default="", help="as `open_dataset` takes it")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--patches", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -177,28 +160,22 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in names}
     rows = []
     for backend in options.backends.split(","):
-        rows.append(child(backend, settings))
+        rows.append(record.child(__file__, backend, "--child", json.dumps(settings)))
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        packages = ("keras", "numpy", *options.backends.split(","))
+        backends = options.backends.split(",")
         kind, _, place = options.data.partition(":")
         shown = f"{kind}:{Path(place).name}" if place else "drawn sizes"
-        content = {
-            "question": __doc__.splitlines()[0],
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-            "clock": "process CPU",
-            "threads": 1,
-            "date": date,
-            "model": SIZES,
-            "settings": {**settings, "data": shown},
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        name = Path(place).name or "drawn"
-        target = RESULTS / f"naflex_{name}_{options.backends.replace(',', '-')}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        record.write(
+            f"naflex_{Path(place).name or 'drawn'}_{'-'.join(backends)}_cpu",
+            __doc__,
+            ("keras", "numpy", *backends),
+            clock="process CPU",
+            threads=1,
+            model=SIZES,
+            settings={**settings, "data": shown},
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -10,28 +10,23 @@ milliseconds; memory is what the backward pass has to keep (torch: bytes of save
 tensors beyond the inputs; JAX: XLA's temporary buffers of the compiled step), in MiB.
 """
 
-import argparse
-import importlib.metadata
 import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import ml_dtypes
 import numpy as np
+import record
 
 from kmodels import ops
 from kmodels.core import dispatch
 from kmodels.layers.quantized import Quantization, quantize_array
 
 BACKEND = dispatch.backend()
-RESULTS = Path(__file__).parent / "results"
-DATE = time.strftime("%Y-%m-%d")
 Case = tuple[str, str, str, list[Any], dict[str, Any]]
 
 
@@ -157,7 +152,7 @@ def jax_step(function: Callable[..., Any], arrays: list[Any], skip: int) -> Any:
             output, pull = jax.vjp(lambda *rest: function(*values[:skip], *rest), *values[skip:])
             return output, pull(cotangent)
 
-    compiled = jax.jit(step).lower(weight, *tensors).compile()
+    compiled: Any = jax.jit(step).lower(weight, *tensors).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes / 2**20
     return lambda: jax.block_until_ready(compiled(weight, *tensors)), memory
 
@@ -210,12 +205,11 @@ def by_parts(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("ops", nargs="*", help="only these ops")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
     parser.add_argument("--wall", action="store_true", help="measure wall-clock time")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     arguments = parser.parse_args()
     clock = time.perf_counter if arguments.wall else time.process_time
     if BACKEND == "torch":
@@ -269,21 +263,16 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if arguments.write:
-        packages = ("keras", "numpy", {"torch": "torch"}.get(BACKEND, BACKEND))
-        versions = {package: importlib.metadata.version(package) for package in packages}
-        content = {
-            "question": "Is each override faster or leaner than the op's generic body?",
-            "backend": BACKEND,
-            "device": platform.processor() or platform.machine(),
-            "versions": versions,
-            "clock": "wall" if arguments.wall else "process CPU",
-            "threads": 1,
-            "rounds": arguments.rounds,
-            "date": DATE,
-            "rows": rows,
-        }
-        target = RESULTS / f"ops_{BACKEND}_{arguments.device_name}_{DATE}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        record.write(
+            f"ops_{BACKEND}_{arguments.device_name}",
+            "Is each override faster or leaner than the op's generic body?",
+            ("keras", "numpy", BACKEND),
+            backend=BACKEND,
+            clock="wall" if arguments.wall else "process CPU",
+            threads=1,
+            rounds=arguments.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ CPU time of the process, medians over the rounds. `first_s` is that first round,
 compiles. Needs the environment with every peer.
 """
 
-import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -27,13 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "OMP_NUM_THREADS": "1",
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-}
+import record
+
+os.environ |= record.ONE_THREAD
 
 import keras
 import numpy as np
@@ -67,7 +59,7 @@ def vit(depth: int = DEPTH) -> Any:
 
 
 def gemma() -> Any:
-    sizes = {"num_layers": DEPTH, "hidden_dim": WIDTH, "intermediate_dim": MLP}
+    sizes: dict[str, Any] = {"num_layers": DEPTH, "hidden_dim": WIDTH, "intermediate_dim": MLP}
     backbone = GemmaBackbone(
         vocabulary_size=WORDS, num_query_heads=HEADS, num_key_value_heads=1, head_dim=8, **sizes
     )
@@ -329,11 +321,10 @@ def first_steps(depths: list[int]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(COUNTS), choices=list(COUNTS))
     parser.add_argument("--depths", help="numbers of blocks, for first steps; not on torch")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if options.depths and BACKEND == "torch":
         parser.error("--depths is about tracing; torch runs its first step as all others")
@@ -346,27 +337,22 @@ def main() -> None:
                 print(f"{question:<14} {name:<22} {row}", flush=True)
     depths = [int(depth) for depth in (options.depths or "").split(",") if depth]
     by_depth = {"first_step_s": first_steps(depths)} if depths else {}
-    packages = ["keras", "numpy", BACKEND]
-    packages += ["transformers", "keras-hub"] if BACKEND == "torch" else []
-    content = {
-        "question": QUESTION,
-        "backend": BACKEND,
-        "device": platform.processor() or platform.machine(),
-        "clock": "process CPU, milliseconds a call, step or token",
-        "threads": 1,
-        "sizes": {"blocks": DEPTH, "width": WIDTH, "heads": HEADS, "mlp": MLP, "batch": 1},
-        "rounds": options.rounds,
-        "revision": revision(ROOT / "src"),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": rows,
-        **by_depth,
-    }
     if options.write:
-        target = ROOT / f"benchmarks/results/overhead_{BACKEND}_cpu_{content['date']}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
-        print(target.relative_to(ROOT))
+        packages = ["keras", "numpy", BACKEND]
+        packages += ["transformers", "keras-hub"] if BACKEND == "torch" else []
+        record.write(
+            f"overhead_{BACKEND}_cpu",
+            QUESTION,
+            packages,
+            backend=BACKEND,
+            clock="process CPU, milliseconds a call, step or token",
+            threads=1,
+            sizes={"blocks": DEPTH, "width": WIDTH, "heads": HEADS, "mlp": MLP, "batch": 1},
+            rounds=options.rounds,
+            revision=revision(ROOT / "src"),
+            rows=rows,
+            **by_depth,
+        )
 
 
 if __name__ == "__main__":

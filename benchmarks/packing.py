@@ -12,18 +12,20 @@ difference of an example's loss alone and packed, over `--examples` of them.
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-SIZES = {"num_layers": 4, "hidden_dim": 256, "intermediate_dim": 1024, "head_dim": 64}
+import record
+
+SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_dim": 256,
+    "intermediate_dim": 1024,
+    "head_dim": 64,
+}
 VOCABULARY = 4096
 
 
@@ -93,7 +95,7 @@ class DataWaitTimer:
             def on_train_batch_begin(self, batch, logs=None):
                 clock.begun = time.process_time()
 
-            def on_train_batch_end(self, batch, logs=None):
+            def on_train_batch_end(self, batch, logs: Any = None):
                 float(logs["loss"])  # waits for the step
                 clock.times.append(time.process_time() - clock.begun)
 
@@ -131,25 +133,8 @@ def compare(model, rows: list) -> list[float]:
     return found
 
 
-def child(backend: str, settings: dict) -> dict:
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, __file__, settings["data"], "--child", json.dumps(settings)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{backend} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("data", help="a file of JSON lines, as recipes/gemma_lora.py takes")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--length", type=int, default=512)
@@ -157,7 +142,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--examples", type=int, default=48)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -167,24 +151,20 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in names}
     rows = []
     for backend in options.backends.split(","):
-        rows.append(child(backend, settings))
+        words = (settings["data"], "--child", json.dumps(settings))
+        rows.append(record.child(__file__, backend, *words))
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        packages = ("keras", "numpy", *options.backends.split(","))
-        content = {
-            "question": __doc__.splitlines()[0],
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-            "clock": "process CPU",
-            "threads": 1,
-            "date": date,
-            "settings": {**settings, "data": Path(options.data).name},
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        target = RESULTS / f"packing_{options.backends.replace(',', '-')}_cpu_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        backends = options.backends.split(",")
+        record.write(
+            f"packing_{'-'.join(backends)}_cpu",
+            __doc__,
+            ("keras", "numpy", *backends),
+            clock="process CPU",
+            threads=1,
+            settings={**settings, "data": Path(options.data).name},
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

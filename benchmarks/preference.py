@@ -19,28 +19,20 @@ dpo, logits and trl before any step are log 2.
 """
 
 import argparse
-import importlib.metadata
-import importlib.util
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from gemma_lora import RANK, RATE, RESULTS, Child, import_transformers, make_weights, take_turns
+import record
+from gemma_lora import RANK, RATE, Child, import_transformers, make_weights, take_turns
 from vit_peers.child import hide_others
 
 PAIRS, LENGTH, BETA = 2, 256, 0.1
-RECIPES = Path(__file__).parents[1] / "recipes"
-
-
-def status(name: str) -> float:
-    """A line of this process's memory, such as VmHWM, in MiB."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{name}:")[1].split()[0]) / 1024
 
 
 def batch(vocabulary: int) -> tuple:
@@ -62,12 +54,10 @@ def keras_step(system: str, weights: str) -> Callable[[], tuple]:
 
     from kmodels import training
     from kmodels.models import GemmaCausalLM
+    from kmodels.runs.recipe import load
 
-    spec = importlib.util.spec_from_file_location("prefer", RECIPES / "prefer.py")
-    recipe = importlib.util.module_from_spec(spec)
-    sys.modules["prefer"] = recipe
-    spec.loader.exec_module(recipe)
-    model = GemmaCausalLM.from_preset(weights, preprocessor=None, dtype="bfloat16")
+    recipe = load("prefer")
+    model: Any = GemmaCausalLM.from_preset(weights, preprocessor=None, dtype="bfloat16")
     model.enable_lora(RANK)
     tokens, learnt = batch(model.backbone.vocabulary_size)
     inputs = {"token_ids": tokens[..., :-1], "padding_mask": np.ones_like(tokens[..., :-1])}
@@ -90,7 +80,7 @@ def keras_step(system: str, weights: str) -> Callable[[], tuple]:
         def on_train_batch_begin(self, batch, logs=None):
             self.begun = time.process_time()
 
-        def on_train_batch_end(self, batch, logs=None):
+        def on_train_batch_end(self, batch, logs: Any = None):
             self.loss = float(logs["loss"])  # which waits for the step
             self.seconds = time.process_time() - self.begun
 
@@ -118,10 +108,10 @@ def trl_step(weights: str) -> Callable[[], tuple]:
 
     transformers = import_transformers()
     import peft
-    from trl import DPOTrainer
-    from trl.trainer.utils import add_fused_lm_head
+    from trl import DPOTrainer  # pyright: ignore[reportMissingImports]
+    from trl.trainer.utils import add_fused_lm_head  # pyright: ignore[reportMissingImports]
 
-    from write_trl_losses import trainer
+    from write_trl_losses import trainer  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -170,21 +160,20 @@ def serve(system: str, weights: str) -> None:
     hide_others(os.environ["KERAS_BACKEND"])
     step = trl_step(weights) if system == "trl" else keras_step(system, weights)
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of reading the weights
-    before = status("VmRSS")
+    before = record.status("VmRSS") / 2**20
     for _ in sys.stdin:
         seconds, loss = step()
-        peak = status("VmHWM")
+        peak = record.status("VmHWM") / 2**20
         row = {"step_s": seconds, "loss": loss, "peak_mb": peak, "step_mb": peak - before}
         print(json.dumps(row), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--backends", default="torch,jax,tensorflow")
     parser.add_argument("--systems", nargs="*", default=["dpo", "logits", "sft", "trl"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -209,26 +198,17 @@ def main() -> None:
                 }
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        write(rows, options.rounds)
-
-
-def write(rows: list[dict], rounds: int) -> None:
-    date = time.strftime("%Y-%m-%d")
-    packages = ("keras", "transformers", "peft", "trl", "torch", "jax", "tensorflow")
-    content = {
-        "question": __doc__.splitlines()[0],
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "clock": "process CPU",
-        "threads": 1,
-        "pairs": PAIRS,
-        "length": LENGTH,
-        "rounds": rounds,
-        "date": date,
-        "rows": rows,
-    }
-    path = RESULTS / f"preference_cpu_{date}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
+        record.write(
+            "preference_cpu",
+            __doc__,
+            ("keras", "transformers", "peft", "trl", "torch", "jax", "tensorflow"),
+            clock="process CPU",
+            threads=1,
+            pairs=PAIRS,
+            length=LENGTH,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -16,27 +16,23 @@ of its tokens that are equal up to the first other one, `right_answers` that of 
 sorted. `accuracy` and `loss` are those of the next token of all held-out responses.
 """
 
-import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import runpy
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import record
 
-RESULTS = Path(__file__).parent / "results"
 RECIPE = Path(__file__).parents[1] / "recipes" / "gemma_lora.py"
 BACKEND = keras.backend.backend()
 PROMPTS = 20
-WIDTHS = {
+WIDTHS: dict[str, Any] = {
     **{"num_layers": 4, "num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
     **{"hidden_dim": 256, "intermediate_dim": 512, "sliding_window_size": 64},
 }
@@ -104,11 +100,11 @@ def write_bases(task: str, folder: Path, steps: int) -> dict[str, list[str]]:
 
 def modes_of(flags: list[str]) -> dict[str, int]:
     """Returns how many kernels a base has in each mode."""
-    from kmodels.layers.quantized import describe
+    from kmodels.layers.changes import quantized_layers
     from kmodels.models import GemmaCausalLM
 
     model = GemmaCausalLM.from_preset(flags[0], quantized="--quantized" in flags or None)
-    modes = list(describe(model).values())
+    modes = [str(layer.quantized.mode) for layer in quantized_layers(model).values()]
     return {mode: modes.count(mode) for mode in sorted(set(modes))}
 
 
@@ -136,10 +132,9 @@ def shares(tokenizer: Any, answers: list[str], twins: list[str]) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("task", choices=("instructions", "digits"))
     parser.add_argument("--first-steps", type=int, default=200, help="steps of the base model")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if BACKEND == "torch":
         import torch
@@ -167,25 +162,22 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
     samples = {name: run["samples"] for name, run in runs.items()}
-    content = {
-        "question": (__doc__ or "").splitlines()[0],
-        "task": options.task,
-        "backend": BACKEND,
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in ("keras", BACKEND)},
-        "threads": 1,
-        "prompts": PROMPTS,
-        "first_steps": options.first_steps,
-        "parameters": runs["float32"].get("parameters"),
-        "date": time.strftime("%Y-%m-%d"),
-        "rows": rows,
-        "samples": samples,
-    }
     if options.write:
-        target = RESULTS / f"quantized_answers_{options.task}_{BACKEND}_cpu_{content['date']}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        record.write(
+            f"quantized_answers_{options.task}_{BACKEND}_cpu",
+            __doc__,
+            ("keras", BACKEND),
+            task=options.task,
+            backend=BACKEND,
+            threads=1,
+            prompts=PROMPTS,
+            first_steps=options.first_steps,
+            parameters=runs["float32"].get("parameters"),
+            rows=rows,
+            samples=samples,
+        )
     else:
-        print(json.dumps(content["samples"], indent=1))
+        print(json.dumps(samples, indent=1))
 
 
 if __name__ == "__main__":

@@ -7,23 +7,20 @@ one step of each in turn, by `train_on_batch`. Figures are CPU milliseconds of t
 median of the rounds; `ratio` is that of a mode over bfloat16.
 """
 
-import argparse
-import importlib.metadata
 import json
-import platform
 import statistics
 import time
-from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
+import record
 
 from kmodels import training
 from kmodels.models import GemmaCausalLM
 
-RESULTS = Path(__file__).parent / "results"
 BACKEND = keras.backend.backend()
-WIDTHS = {
+WIDTHS: dict[str, Any] = {
     **{"num_layers": 3, "num_query_heads": 4, "num_key_value_heads": 1, "hidden_dim": 1152},
     **{"intermediate_dim": 6912, "head_dim": 256, "vocabulary_size": 4096},
     "sliding_window_size": 128,
@@ -42,10 +39,9 @@ def made(mode: str) -> GemmaCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512])
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if BACKEND == "torch":
         import torch
@@ -69,18 +65,8 @@ def main() -> None:
             rows.append(row | {"ratio": round(median / medians["bfloat16"], 3)})
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        content = {
-            "question": __doc__.splitlines()[0],
-            "backend": BACKEND,
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in ("keras", BACKEND)},
-            "threads": 1,
-            "rounds": options.rounds,
-            "date": time.strftime("%Y-%m-%d"),
-            "rows": rows,
-        }
-        target = RESULTS / f"quantized_steps_{BACKEND}_cpu_{content['date']}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        content = {"backend": BACKEND, "threads": 1, "rounds": options.rounds, "rows": rows}
+        record.write(f"quantized_steps_{BACKEND}_cpu", __doc__, ("keras", BACKEND), **content)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ processes take of a core is told as well, since they run beside both.
 
 import argparse
 import functools
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,8 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import record
+
 QUESTION = "How much longer do steps of fit take under Ray than under torchrun?"
-RESULTS = Path(__file__).parent / "results"
 STEPS, BATCH, SIZE = 8, 32, 32
 LIMIT = 600.0
 
@@ -119,9 +118,8 @@ def take_turns(place: Path, rounds: int) -> dict[str, list[list[float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -158,7 +156,7 @@ def main() -> None:
             thread.join()
         finally:
             other.wait(60) if results else other.kill()
-    found: dict[str, object] = {"question": QUESTION}
+    found: dict[str, object] = {}
     for at, kind in enumerate(("wall", "cpu")):
         sides = {side: [pair[at] for pair in pairs[1:]] for side, pairs in results.items()}
         ratios = [a / b for a, b in zip(sides["ray"], sides["torchrun"], strict=True)]
@@ -175,15 +173,11 @@ def main() -> None:
         "share_of_a_core_of_rays_other_processes": round(beside[0], 4),
         "load_average": os.getloadavg()[0],
         "cpus": os.cpu_count(),
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("ray", "torch", "keras", "numpy")
-        },
-        "machine": platform.platform(),
     }
     print(json.dumps(found, indent=1))
     if options.write:
-        name = f"ray_overhead_torch_cpu_{time.strftime('%Y-%m-%d')}.json"
-        (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")
+        packages = ("ray", "torch", "keras", "numpy")
+        record.write("ray_overhead_torch_cpu", QUESTION, packages, **found)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,16 @@ foretells of `peak`. `cpu_s` is the CPU time of a step, the median over the step
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import record
+
 QUESTION = "What does computing again in place of keeping save, and cost, in a step of a ViT?"
-RESULTS = Path(__file__).parent / "results"
 PRESET, IMAGE, BATCH, STEPS = "vit_small_patch16_224", 224, 8, 6
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -38,12 +35,6 @@ BACKENDS = {
     "tensorflow": ("tensorflow", {}),
 }
 MIB = 2**20
-
-
-def status(name: str) -> int:
-    """A figure of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{name}:")[1].split()[0]) * 1024
 
 
 def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     setup = Setup(BATCH, precision=options.precision, remat=mode)
     planned = Plan(PRESET, setup, overrides=sizes).bytes
-    base = status("VmRSS")
+    base = record.status("VmRSS")
     task = ViTImageClassifier.from_preset(PRESET, dtype=options.precision, **sizes)
     remat.rematerialize(task.backbone, mode)
     task.compile(training.AdamW(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -82,12 +73,12 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
             assert logs is not None and np.isfinite(float(logs["loss"]))  # waits for the step
             times.append(time.process_time())
             if batch == 0:
-                peaks.append(status("VmHWM"))
+                peaks.append(record.status("VmHWM"))
                 Path("/proc/self/clear_refs").write_text("5")
 
     Path("/proc/self/clear_refs").write_text("5")
     task.fit(images, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Steps()])
-    peaks.append(status("VmHWM"))
+    peaks.append(record.status("VmHWM"))
     return {
         "planned": round(planned / MIB),
         "peak": round((max(peaks) - base) / MIB),
@@ -98,30 +89,18 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def child(name: str, mode: str, arguments: list[str]) -> dict[str, Any]:
     backend, own = BACKENDS[name]
-    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    tensorflow = {
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    jax = {"XLA_FLAGS": ONE_THREAD, "JAX_PLATFORMS": "cpu"}
-    environment = {**os.environ, **one, **tensorflow, **jax, "KERAS_BACKEND": backend, **own}
-    command = [sys.executable, __file__, *arguments, "--child", mode]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} {mode} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {"XLA_FLAGS": ONE_THREAD, "JAX_PLATFORMS": "cpu", **own}
+    return record.child(__file__, backend, *arguments, "--child", mode, **environment)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--modes", default="none,mlp,attention,block")
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -138,26 +117,18 @@ def main() -> None:
             rows.append({"backend": name, "mode": mode, **row})
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        write(options, rows)
-
-
-def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    date = time.strftime("%Y-%m-%d")
-    used = sorted({BACKENDS[row["backend"]][0] for row in rows})
-    content = {
-        "question": QUESTION,
-        "device": platform.processor() or platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in ("keras", *used)},
-        "threads": 1,
-        "depth": options.depth,
-        "precision": options.precision,
-        "dropout": options.dropout,
-        "rounds": options.rounds,
-        "date": date,
-        "rows": rows,
-    }
-    target = RESULTS / f"remat_{'-'.join(used)}_{options.precision}_cpu_{date}.json"
-    target.write_text(json.dumps(content, indent=1) + "\n")
+        used = sorted({BACKENDS[row["backend"]][0] for row in rows})
+        record.write(
+            f"remat_{'-'.join(used)}_{options.precision}_cpu",
+            QUESTION,
+            ("keras", *used),
+            threads=1,
+            depth=options.depth,
+            precision=options.precision,
+            dropout=options.dropout,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Nothing is trained: every figure is `kmodels plan`'s, from shapes alone, as on a
 --write rows go to benchmarks/results; --page puts the tables of all results into docs/scaling.md.
 """
 
-import argparse
-import importlib.metadata
 import json
 import re
 import time
@@ -120,8 +118,9 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
+    import record
+
+    parser = record.flags(QUESTION)
     parser.add_argument("--page", action="store_true", help="write the tables to docs/scaling.md")
     options = parser.parse_args()
     if options.page:
@@ -136,17 +135,8 @@ def main() -> None:
             rows.append(row(preset, mode, mesh))
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        content = {
-            "question": QUESTION,
-            "backend": backend,
-            "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-            "date": date,
-            "seconds": round(time.monotonic() - begun, 1),
-            "rows": rows,
-        }
-        target = RESULTS / f"scaling_{backend}_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        content = {"backend": backend, "seconds": round(time.monotonic() - begun, 1), "rows": rows}
+        record.write(f"scaling_{backend}", QUESTION, ("keras", backend), **content)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,8 @@ environment that needs no kmodels. llama.cpp does not return the numbers of toke
 letter: these are counted apart, and replaced by those of kmodels.
 """
 
-import argparse
-import datetime
 import gc
-import importlib.metadata
 import json
-import platform
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -26,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 
-RESULTS = Path(__file__).parent / "results"
 COUNT = 64
-WIDTHS = {
+WIDTHS: dict[str, Any] = {
     **{"num_layers": 4, "num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
     **{"hidden_dim": 256, "intermediate_dim": 768},
 }
@@ -55,9 +51,8 @@ def write(folder: Path) -> None:
         to = folder / name
         to.mkdir(parents=True)
         keras.utils.set_random_seed(0)
-        model = task.from_preset(
-            *(preset, "float32"), vocabulary_size=512, preprocessor=own, **WIDTHS, **more
-        )
+        fields: dict[str, Any] = {"vocabulary_size": 512, **WIDTHS, **more}
+        model = task.from_preset(preset, "float32", preprocessor=own, **fields)
         draw = np.random.default_rng(3)
         for variable in model.weights:
             if variable.path.endswith("kernel"):
@@ -97,8 +92,8 @@ Run = tuple[str, list[int | None]]
 
 def vllm(folder: Path, prompt: list[int], expected: dict[str, list[int]]) -> Iterator[Run]:
     """Yields the form of a model and its tokens in vLLM."""
-    from vllm import LLM, SamplingParams
-    from vllm.lora.request import LoRARequest
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
     params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False)
     for directory, forms in (("base", ("base", "adapter")), ("merged", ("merged",))):
@@ -117,13 +112,13 @@ def vllm(folder: Path, prompt: list[int], expected: dict[str, list[int]]) -> Ite
 
 def genai(folder: Path, prompt: list[int], expected: dict[str, list[int]]) -> Iterator[Run]:
     """Yields the form of a model and its tokens in ONNX Runtime GenAI."""
-    import onnxruntime_genai
-    import onnxruntime_genai.models
+    import onnxruntime_genai  # pyright: ignore[reportMissingImports]
+    import onnxruntime_genai.models  # pyright: ignore[reportMissingImports]
 
     builders = Path(onnxruntime_genai.models.__file__).parent
     sys.path.insert(0, str(builders))
-    from builders.gemma import Gemma3Model
-    from builders.mistral import MistralModel
+    from builders.gemma import Gemma3Model  # pyright: ignore[reportMissingImports]
+    from builders.mistral import MistralModel  # pyright: ignore[reportMissingImports]
 
     def settings(self: Any, config: Any) -> None:
         rope = config.rope_parameters
@@ -154,7 +149,7 @@ def genai(folder: Path, prompt: list[int], expected: dict[str, list[int]]) -> It
 
 def llama(folder: Path, prompt: list[int], expected: dict[str, list[int]]) -> Iterator[Run]:
     """Yields the form of a model and its tokens in llama.cpp."""
-    import xllamacpp
+    import xllamacpp  # pyright: ignore[reportMissingImports]
 
     if not (folder / "base.gguf").exists():
         return
@@ -185,10 +180,9 @@ RUNTIMES: dict[str, tuple[Callable[..., Iterator[Run]], tuple[str, ...]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("what", choices=("write", *RUNTIMES))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     if options.what == "write":
         write(options.folder)
@@ -206,24 +200,9 @@ def main() -> None:
             row["different_tokens"] = len(set(expected[form]))
             rows.append(row)
             print(json.dumps(row), flush=True)
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    date = datetime.date.today().isoformat()
-    result = {
-        "question": (__doc__ or "").splitlines()[0],
-        "runtime": options.what,
-        "versions": {"python": platform.python_version(), **versions},
-        "device": platform.processor() or platform.machine(),
-        "date": date,
-        "rows": rows,
-    }
     if options.write:
-        path = RESULTS / f"serving_{options.what}_cpu_{date}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        content = {"runtime": options.what, "rows": rows}
+        record.write(f"serving_{options.what}_cpu", __doc__, packages, **content)
 
 
 if __name__ == "__main__":

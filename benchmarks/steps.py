@@ -6,11 +6,7 @@ Each source, a folder that holds the package, has a process with tiny debug mode
 processes take turns, and the ratio of a round is that of two neighboring turns.
 """
 
-import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import record
 from vit_peers.results import revision
 
 QUESTION = (__doc__ or "").splitlines()[0]
-ROOT = Path(__file__).resolve().parents[1]
 BACKEND = os.environ.get("KERAS_BACKEND", "torch")
 KINDS = ("fit", "lora", "generate")
 STEPS = 20
@@ -60,10 +56,9 @@ def work() -> None:
 
 
 def begin(source: Path) -> subprocess.Popen[str]:
-    threads = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     child = subprocess.Popen(
         [sys.executable, __file__, "--child"],
-        env={**os.environ, **dict.fromkeys(threads, "1"), "PYTHONPATH": str(source)},
+        env={**os.environ, **record.ONE_THREAD, "PYTHONPATH": str(source)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -85,10 +80,9 @@ def main() -> None:
     if "--child" in sys.argv:
         work()
         return
-    parser = argparse.ArgumentParser(description=QUESTION)
+    parser = record.flags(QUESTION)
     parser.add_argument("sources", type=Path, nargs=2)
     parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--write", action="store_true", help="the results, as JSON")
     options = parser.parse_args()
     children = [begin(source.resolve()) for source in options.sources]
     rows: list[dict[str, Any]] = []
@@ -107,19 +101,15 @@ def main() -> None:
     for child in children:
         child.kill()
     if options.write:
-        result = {
-            "question": QUESTION,
-            "unit": f"milliseconds of {STEPS} steps, or of 32 tokens; ratio: second by first",
-            "revisions": [revision(source.resolve()) for source in options.sources],
-            "rounds": options.rounds,
-            "versions": {n: importlib.metadata.version(n) for n in ("keras", "numpy", BACKEND)},
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
-            "rows": rows,
-        }
-        target = ROOT / f"benchmarks/results/steps_{BACKEND}_cpu_{result['date']}.json"
-        target.write_text(json.dumps(result, indent=1) + "\n")
-        print(target.relative_to(ROOT))
+        record.write(
+            f"steps_{BACKEND}_cpu",
+            QUESTION,
+            ("keras", "numpy", BACKEND),
+            unit=f"milliseconds of {STEPS} steps, or of 32 tokens; ratio: second by first",
+            revisions=[revision(source.resolve()) for source in options.sources],
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -13,29 +13,24 @@ peer's: below 1 kmodels wins. First the gradients are compared. The heap keeps i
 gives them back and takes them again, up to a tenth of its time, is chance.
 """
 
-import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-    os.environ[name] = "1"
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+import record
 
-import keras  # noqa: E402, after the number of threads is set
-import numpy as np  # noqa: E402
-from keras import ops  # noqa: E402
+os.environ |= record.ONE_THREAD
 
-from kmodels import transforms  # noqa: E402
+import keras
+import numpy as np
+from keras import ops
 
-RESULTS = Path(__file__).parent / "results"
+from kmodels import transforms
+
 BATCH, WIDTH, HIDDEN, CLASSES, LENGTH = 64, 256, 512, 10, 32
 SHAPES = {
     "perceptron": ((WIDTH, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)),
@@ -215,10 +210,9 @@ def measure(case: str, staged: bool, rounds: int, compiled: bool) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--device-name", default="cpu", help="for the file's name")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile too; needs a compiler"
     )
@@ -230,21 +224,17 @@ def main() -> None:
             rows.append(measure(case, staged, options.rounds, options.compile))
             print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        backend, date = keras.backend.backend(), time.strftime("%Y-%m-%d")
-        content = {
-            "question": __doc__.splitlines()[0],
-            "backend": backend,
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in ("keras", backend)},
-            "clock": "process CPU",
-            "threads": 1,
-            "rounds": options.rounds,
-            "date": date,
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"transforms_{backend}_{options.device_name}_{date}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        backend = keras.backend.backend()
+        record.write(
+            f"transforms_{backend}_{options.device_name}",
+            __doc__,
+            ("keras", backend),
+            backend=backend,
+            clock="process CPU",
+            threads=1,
+            rounds=options.rounds,
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -12,17 +12,17 @@ mixed_bfloat16. `gain` is the mean over the seeds of the difference in test accu
 0.02, or 2e-5 (`--head-std`) as in MAE's recipe and as timm's `head_init_scale=0.001` makes it.
 """
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+import record
+
 RECIPE = Path(__file__).parents[1] / "recipes" / "vit.py"
 SHARED = (
     *("--image-size", "98", "--batch-size", "32", "--epochs", "6"),
@@ -48,14 +48,13 @@ def run(weights: str, data: str, seed: int, flags: tuple[str, ...]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = record.flags(__doc__)
     parser.add_argument("weights")
     parser.add_argument("data")
     parser.add_argument("--name", default="vit", help="a word for weights and data in the result")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--heads", action="store_true", help="compare heads, not learning rates")
     parser.add_argument("--hardware", default="cpu", help="a word for the name of the file")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     options = parser.parse_args()
     settings = HEADS if options.heads else SETTINGS
     rows: list[dict] = []
@@ -66,25 +65,23 @@ def main() -> None:
     accuracy = {
         name: [row["test_accuracy"] for row in rows if row["settings"] == name] for name in settings
     }
-    question = "Does a head that begins close to zero classify better after fine-tuning?"
-    content = {
-        "question": question if options.heads else __doc__.splitlines()[0],
+    gains = [b - a for a, b in zip(*accuracy.values(), strict=True)]
+    content: dict[str, Any] = {
         "test_accuracy": {
             name: round(statistics.mean(found), 4) for name, found in accuracy.items()
         },
+        "gain": round(statistics.mean(gains), 4),
+        "gains": [round(gain, 4) for gain in gains],
     }
-    gains = [b - a for a, b in zip(*accuracy.values(), strict=True)]
-    content |= {"gain": round(statistics.mean(gains), 4), "gains": [round(g, 4) for g in gains]}
     print(json.dumps(content))
     if options.write:
-        from kmodels.checkpoint.state import versions
-
-        date = time.strftime("%Y-%m-%d")
-        content |= {"versions": versions(), "backend": os.environ.get("KERAS_BACKEND")}
-        content |= {"date": date, "of": options.name, "rows": rows}
-        name = f"{options.name}_heads" if options.heads else options.name
-        target = RESULTS / f"vit_fine_tuning_{name}_{options.hardware}_{date}.json"
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        question, name, backend = __doc__, options.name, os.environ["KERAS_BACKEND"]
+        if options.heads:
+            question = "Does a head that begins close to zero classify better after fine-tuning?"
+            name += "_heads"
+        content |= {"backend": backend, "of": options.name, "rows": rows}
+        file = f"vit_fine_tuning_{name}_{options.hardware}"
+        record.write(file, question, ("keras", "numpy", backend), **content)
 
 
 if __name__ == "__main__":
