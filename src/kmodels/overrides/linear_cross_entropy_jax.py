@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,10 @@ from kmodels.ops.linear_cross_entropy import (
     gradient_of_rows,
     linear_cross_entropy,
     linear_log_probs,
-    tile_of,
     without_ignored,
 )
 from kmodels.overrides import meshes
+from kmodels.overrides._vocabulary import Vocabulary, Walked
 
 # Positions that walk over the vocabulary together, and how many sizes the last of them may have:
 # those of weight 0 come last, and are left out as far as the sizes allow.
@@ -121,22 +121,12 @@ def _scores(
     return *scores, weights
 
 
-class _Walked(NamedTuple):
-    """The results of a walk over the vocabulary, for each position."""
-
-    total: jax.Array  # the log of the summed exponentials
-    right: jax.Array  # the score of the label
-    top: jax.Array  # the highest score
-    entropy: jax.Array | None  # if wanted
-    # The derivatives by `hidden` (M, D), if wanted: of minus the log-probability, of the entropy.
-    slopes: tuple[jax.Array, ...]
-
-    def scores(self) -> tuple[jax.Array, jax.Array]:
-        """Returns log-probabilities with entropies, and whether each label is the best."""
-        results = [self.right - self.total]
-        if self.entropy is not None:
-            results.append(self.entropy)
-        return jnp.stack(results), (self.right >= self.top).astype(self.total.dtype)
+def _results(walked: Walked) -> tuple[jax.Array, jax.Array]:
+    """Returns log-probabilities with entropies, and whether each label is the best."""
+    results = [walked.right - walked.total]
+    if walked.entropy is not None:
+        results.append(walked.entropy)
+    return jnp.stack(results), (walked.right >= walked.top).astype(walked.total.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -150,7 +140,7 @@ def _frozen(
     scoring: Scoring,
 ) -> tuple[jax.Array, jax.Array]:
     table = _with_rows(table, rows, row_ids)
-    return _walk_counted(hidden, table, labels, counted, scoring, False).scores()
+    return _results(_walk_counted(hidden, table, labels, counted, scoring, False))
 
 
 def _frozen_forward(
@@ -168,7 +158,7 @@ def _frozen_forward(
     residuals = None
     if rows is not None:
         residuals = hidden, rows, row_ids, labels, walked.total, walked.entropy
-    return walked.scores(), (slopes, residuals)
+    return _results(walked), (slopes, residuals)
 
 
 def _frozen_backward(
@@ -211,79 +201,42 @@ def _trainable_forward(
     scoring: Scoring,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     walked = _walk_counted(hidden, table, labels, counted, scoring, False)
-    return walked.scores(), (hidden, table, labels, walked.total, walked.entropy)
+    return _results(walked), (hidden, table, labels, walked)
 
 
 def _trainable_backward(
     scoring: Scoring, residuals: tuple[Any, ...], upstream: tuple[jax.Array, jax.Array]
 ) -> Any:
-    hidden, table, labels, total, entropy = residuals
-    for_loss, for_entropy = _by_result(upstream[0])
-    dtype = total.dtype
-
-    def step(tile: _Tile, state: tuple[jax.Array, jax.Array]) -> Any:
-        for_hidden, for_table = state
-        own = (jnp.arange(tile.rows.shape[0]) == tile.column) & tile.here[:, None]
-        log_share = tile.score - total[:, None]
-        share = jnp.exp(log_share)
-        score = (share - own) * for_loss[:, None]
-        if for_entropy is not None:
-            score -= share * (log_share + entropy[:, None]) * for_entropy[:, None]
-        if scoring.temperature != 1:
-            score = score / scoring.temperature
-        score = (score if tile.slope is None else score * tile.slope).astype(hidden.dtype)
-        for_hidden += _product(score, 1, tile.rows, 0, dtype)
-        rows = _product(score, 0, hidden, 0, dtype).astype(table.dtype)
-        return for_hidden, lax.dynamic_update_slice(for_table, rows, (tile.start, 0))
-
-    state = (jnp.zeros(hidden.shape, dtype), jnp.zeros_like(table))
-    for_hidden, for_table = _each_tile(hidden, table, labels, scoring, step, state)
-    return for_hidden.astype(hidden.dtype), for_table, None, None
+    hidden, table, labels, walked = residuals
+    vocabulary = _Vocabulary(hidden, table, labels, scoring, on_accelerator())
+    return *vocabulary.gradients(*_by_result(upstream[0]), walked), None, None
 
 
 _trainable.defvjp(_trainable_forward, _trainable_backward)
 
 
-class _Tile(NamedTuple):
-    """Some classes of the table, and the scores of all positions for them."""
+class _Vocabulary(Vocabulary):
+    def rows(self, start: Any, count: int) -> jax.Array:
+        return _part(self.table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, count))
 
-    start: jax.Array | int  # first class
-    rows: jax.Array  # (v, D)
-    score: jax.Array  # (M, v)
-    slope: jax.Array | None  # derivative of the capped logits by the uncapped ones
-    column: jax.Array  # of each label in the tile, (M, 1)
-    here: jax.Array  # whether the tile holds the label, (M,)
+    def rows_of_labels(self) -> jax.Array:
+        return _part(self.table, self.labels, lambda x, i: x[i])
 
+    def product(
+        self, a: jax.Array, b: jax.Array, transpose_a: bool = False, transpose_b: bool = False
+    ) -> jax.Array:
+        # XLA on a CPU takes several times as long for bfloat16 results.
+        axes = (((int(not transpose_a),), (int(transpose_b),)), ((), ()))
+        return lax.dot_general(a, b, axes, preferred_element_type=self.dtype)
 
-def _each_tile(
-    hidden: jax.Array,
-    table: jax.Array,
-    labels: jax.Array,
-    scoring: Scoring,
-    step: Callable[[_Tile, Any], Any],
-    state: Any,
-) -> Any:
-    """Repeats state = step(tile, state) over the whole table."""
-    size = tile_of(table.shape[0], hidden.shape[0], on_accelerator())
-    whole, wide = table.shape[0] // size, jnp.promote_types(hidden.dtype, jnp.float32)
+    def repeat(self, count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        return lax.fori_loop(0, count, body, state)
 
-    def run(start: jax.Array | int, count: int, state: Any) -> Any:
-        rows = _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, count))
-        rows, slope = rows.astype(hidden.dtype), None
-        score = _product(hidden, 1, rows, 1, wide)
-        if (cap := scoring.soft_cap) is not None:
-            score = jnp.tanh(score / cap)
-            score, slope = score * cap, 1 - score * score
-        if scoring.temperature != 1:
-            score = score / scoring.temperature
-        local = labels - start
-        column, here = jnp.clip(local, 0, count - 1)[:, None], (local >= 0) & (local < count)
-        return step(_Tile(start, rows, score, slope, column, here), state)
+    def put(self, table: jax.Array, rows: jax.Array, start: Any) -> jax.Array:
+        return lax.dynamic_update_slice(table, rows, (start, 0))
 
-    state = lax.fori_loop(0, whole, lambda i, s: run(i * size, size, s), state)
-    if rest := table.shape[0] - whole * size:
-        state = run(whole * size, rest, state)
-    return state
+    def pick(self, values: jax.Array, column: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(values, column[:, None], axis=1)[:, 0]
 
 
 def _part(
@@ -318,76 +271,6 @@ def _part_of_bfloat16_jvp(
     return _part_of_bfloat16(pick, table, index), pick(tangents[0], index)
 
 
-def _product(
-    a: jax.Array, a_axis: int, b: jax.Array, b_axis: int, dtype: jax.typing.DTypeLike
-) -> jax.Array:
-    """Returns the product; XLA on a CPU takes several times as long for bfloat16 results."""
-    axes = (((a_axis,), (b_axis,)), ((), ()))
-    return lax.dot_general(a, b, axes, preferred_element_type=dtype)
-
-
-def _walk(
-    hidden: jax.Array, table: jax.Array, labels: jax.Array, scoring: Scoring, gradient: bool
-) -> _Walked:
-    """Goes through the vocabulary once, with a running maximum and sum."""
-    dtype = jnp.promote_types(hidden.dtype, jnp.float32)
-    zeros = jnp.zeros(hidden.shape[0], dtype)
-    state: dict[str, Any] = {"total": zeros, "right": zeros, "top": zeros + jnp.finfo(dtype).min}
-    # The sums of exponential x (score - top) and, as the second of the means, times the rows.
-    if scoring.with_entropy:
-        state["below_top"] = zeros
-    if gradient:
-        means = (jnp.zeros(hidden.shape, dtype),) * (1 + scoring.with_entropy)
-        state |= {"means": means, "slope_right": zeros + 1}
-
-    def step(tile: _Tile, old: dict[str, Any]) -> dict[str, Any]:
-        _, rows, score, slope, column, here = tile
-        new: dict[str, Any] = {"right": jnp.where(here, _take(score, column), old["right"])}
-        new["top"] = jnp.maximum(old["top"], jnp.max(score, axis=1))
-        moved = old["top"] - new["top"]
-        decay, score = jnp.exp(moved), score - new["top"][:, None]
-        shares = [jnp.exp(score)]
-        new["total"] = old["total"] * decay + jnp.sum(shares[0], axis=1)
-        if scoring.with_entropy:
-            shares.append(shares[0] * score)
-            before = old["below_top"] + moved * old["total"]
-            new["below_top"] = before * decay + jnp.sum(shares[1], axis=1)
-        if gradient:
-            means = list(old["means"])
-            if scoring.with_entropy:
-                means[1] += moved[:, None] * means[0]
-            new["slope_right"] = old["slope_right"]
-            if slope is not None:
-                new["slope_right"] = jnp.where(here, _take(slope, column), old["slope_right"])
-                shares = [share * slope for share in shares]
-            new["means"] = tuple(
-                mean * decay[:, None] + _product(share.astype(hidden.dtype), 1, rows, 0, dtype)
-                for mean, share in zip(means, shares, strict=True)
-            )
-        return new
-
-    state = _each_tile(hidden, table, labels, scoring, step, state)
-    log_total, entropy, below_top = jnp.log(state["total"]), None, None
-    if scoring.with_entropy:
-        below_top = state["below_top"] / state["total"]
-        entropy = log_total - below_top
-    slopes: list[jax.Array] = []
-    if gradient:
-        means = [mean / state["total"][:, None] for mean in state["means"]]
-        own = _part(table, labels, lambda x, i: x[i]).astype(dtype) * state["slope_right"][:, None]
-        slopes = [means[0] - own]
-        if below_top is not None:
-            slopes.append(means[0] * below_top[:, None] - means[1])
-        if scoring.temperature != 1:
-            slopes = [slope / scoring.temperature for slope in slopes]
-    total = log_total + state["top"]
-    return _Walked(total, state["right"], state["top"], entropy, tuple(slopes))
-
-
-def _take(values: jax.Array, column: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(values, column, axis=1)[:, 0]
-
-
 def _walk_counted(
     hidden: jax.Array,
     table: jax.Array,
@@ -395,8 +278,8 @@ def _walk_counted(
     counted: jax.Array,
     scoring: Scoring,
     gradient: bool,
-) -> _Walked:
-    """Calls `_walk`, on a CPU without the positions of weight 0, whose number varies by batch.
+) -> Walked:
+    """Walks, on a CPU without the positions of weight 0, whose number varies by batch.
 
     The results of those positions are zeros, or come from a block that they share with others.
     """
@@ -404,19 +287,19 @@ def _walk_counted(
     # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits
     # for each number that decides how often a loop runs, and which way a switch goes.
     if keras.distribution.distribution() is not None or on_accelerator():
-        return _walk(hidden, table, labels, scoring, gradient)
+        return _Vocabulary(hidden, table, labels, scoring, on_accelerator()).walk(gradient)
     order = jnp.argsort(~counted)
     hidden, labels = hidden[order], labels[order]
     last, block = jnp.sum(counted, dtype="int32"), min(rows, BLOCK)
     zeros = jnp.zeros(rows, jnp.promote_types(hidden.dtype, jnp.float32))
     slopes = (jnp.zeros(hidden.shape, zeros.dtype),) * (1 + scoring.with_entropy) * gradient
-    walked = _Walked(zeros, zeros, zeros, zeros if scoring.with_entropy else None, slopes)
+    walked = Walked(zeros, zeros, zeros, zeros if scoring.with_entropy else None, slopes)
 
-    def walk(walked: _Walked, start: jax.Array, size: int) -> _Walked:
+    def walk(walked: Walked, start: jax.Array, size: int) -> Walked:
         # The last block may reach back into the one before: slices do not pass the end.
         chosen = lax.dynamic_slice_in_dim(hidden, start, size)
         theirs = lax.dynamic_slice_in_dim(labels, start, size)
-        new = _walk(chosen, table, theirs, scoring, gradient)
+        new = _Vocabulary(chosen, table, theirs, scoring, False).walk(gradient)
         return jax.tree.map(
             lambda old, part: lax.dynamic_update_slice_in_dim(old, part, start, 0), walked, new
         )

@@ -1,7 +1,7 @@
 """Cross-entropy over a large vocabulary on TensorFlow, a tile of it at a time."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,10 +15,10 @@ from kmodels.ops.linear_cross_entropy import (
     gradient_of_rows,
     linear_cross_entropy,
     linear_log_probs,
-    tile_of,
     without_ignored,
 )
 from kmodels.overrides._tensors_tensorflow import product, static_shape, wide
+from kmodels.overrides._vocabulary import Vocabulary, Walked
 
 
 def on_accelerator() -> bool:
@@ -116,7 +116,10 @@ def _scores(
     # Outside of a gradient tape, as in evaluate(), half of the products are left out.
     gradient = internals_tensorflow.may_record()
 
-    def results(walked: _Walked) -> tuple[Any, ...]:
+    def vocabulary(hidden: tf.Tensor, table: tf.Tensor) -> _Vocabulary:
+        return _Vocabulary(hidden, table, labels, scoring, on_accelerator())
+
+    def results(walked: Walked) -> tuple[Any, ...]:
         best = tf.cast(walked.right >= walked.top, dtype)
         if walked.entropy is None:
             return walked.right - walked.total, best
@@ -126,36 +129,30 @@ def _scores(
         """Returns the gradients of minus the log-probabilities, and of the entropies."""
         return -upstream[0], upstream[1] if scoring.with_entropy else None
 
-    def of_hidden(walked: _Walked, for_loss: Any, for_entropy: Any) -> Any:
+    def of_hidden(walked: Walked, for_loss: Any, for_entropy: Any) -> Any:
         gradient = walked.slopes[0] * for_loss[:, None]
         if for_entropy is not None:
             gradient += walked.slopes[1] * for_entropy[:, None]
         return tf.cast(gradient, hidden.dtype)
 
     @tf.custom_gradient
-    def frozen(hidden: tf.Tensor) -> Any:
-        walked = _walk(hidden, table, labels, scoring, gradient)
-        return results(walked), lambda *upstream: of_hidden(walked, *by_result(upstream))
-
-    @tf.custom_gradient
     def trainable(hidden: tf.Tensor, table: tf.Tensor) -> Any:
-        walked = _walk(hidden, table, labels, scoring, False)
-
-        def backward(*upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            known = *by_result(upstream), walked.total, walked.entropy
-            return _gradients(hidden, table, labels, *known, scoring)
-
-        return results(walked), backward
+        tiles = vocabulary(hidden, table)
+        walked = tiles.walk(False)
+        return (
+            results(walked),
+            lambda *upstream: tiles.gradients(*by_result(upstream), walked),
+        )
 
     @tf.custom_gradient
-    def with_rows(hidden: tf.Tensor, rows: tf.Tensor) -> Any:
-        walked = _walk(hidden, table, labels, scoring, gradient)
+    def frozen(hidden: tf.Tensor, *rows: tf.Tensor) -> Any:
+        walked = vocabulary(hidden, table).walk(gradient)
 
-        def backward(*upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def backward(*upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             slopes = by_result(upstream)
-            known = *slopes, walked.total, walked.entropy
-            for_rows = gradient_of_rows(hidden, rows, row_ids, labels, *known, scoring)
-            return of_hidden(walked, *slopes), for_rows
+            known = labels, *slopes, walked.total, walked.entropy, scoring
+            for_rows = [gradient_of_rows(hidden, each, row_ids, *known) for each in rows]
+            return of_hidden(walked, *slopes), *for_rows
 
         return results(walked), backward
 
@@ -164,164 +161,36 @@ def _scores(
         *scores, best = trainable(hidden, tf.convert_to_tensor(table))
         return scores, best, weights, places
     table = tf.stop_gradient(table)
-    if rows is None or row_ids is None:
-        *scores, best = frozen(hidden)
-        return scores, best, weights, places
-    rows = keras.ops.convert_to_tensor(rows)
-    constants = tf.stop_gradient(keras.ops.cast(rows, table.dtype))
-    table = tf.tensor_scatter_nd_update(table, tf.cast(row_ids, tf.int32)[:, None], constants)
-    *scores, best = with_rows(hidden, rows)
+    trained = []
+    if rows is not None:
+        trained = [keras.ops.convert_to_tensor(rows)]
+        constants = tf.stop_gradient(keras.ops.cast(trained[0], table.dtype))
+        table = tf.tensor_scatter_nd_update(table, tf.cast(row_ids, tf.int32)[:, None], constants)
+    *scores, best = frozen(hidden, *trained)
     return scores, best, weights, places
 
 
-class _Walked(NamedTuple):
-    """The results of a walk over the vocabulary, for each position."""
+class _Vocabulary(Vocabulary):
+    def rows(self, start: Any, count: int) -> tf.Tensor:
+        return tf.slice(self.table, (start, 0), (count, self.table.shape[1]))
 
-    total: tf.Tensor  # the log of the summed exponentials
-    right: tf.Tensor  # the score of the label
-    top: tf.Tensor  # the highest score
-    entropy: tf.Tensor | None  # if wanted
-    # The derivatives by `hidden` (M, D), if wanted: of minus the log-probability, of the entropy.
-    slopes: tuple[tf.Tensor, ...]
+    def rows_of_labels(self) -> tf.Tensor:
+        return tf.gather(self.table, self.labels)
 
+    def product(
+        self, a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+    ) -> tf.Tensor:
+        return wide(product(a, b, transpose_a, transpose_b))
 
-class _Tile(NamedTuple):
-    """Some classes of the table, and the scores of all positions for them."""
+    def repeat(self, count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        def step(i: tf.Tensor, state: Any) -> Any:
+            return i + 1, body(i, state)
 
-    start: tf.Tensor | int  # first class
-    size: int  # classes v
-    rows: tf.Tensor  # (v, D)
-    score: tf.Tensor  # (M, v)
-    slope: tf.Tensor | None  # derivative of the capped logits by the uncapped ones
-    column: tf.Tensor  # of each label in the tile, (M,)
-    here: tf.Tensor  # whether the tile holds the label, (M,)
+        return tf.while_loop(lambda i, _: i < count, step, (0, state), parallel_iterations=1)[1]
 
+    def put(self, table: tf.Tensor, rows: tf.Tensor, start: Any) -> tf.Tensor:
+        index = (start + tf.range(static_shape(rows)[0]))[:, None]
+        return tf.tensor_scatter_nd_update(table, index, rows)
 
-def _each_tile(
-    hidden: tf.Tensor,
-    table: tf.Tensor,
-    labels: tf.Tensor,
-    scoring: Scoring,
-    step: Callable[[_Tile, Any], Any],
-    state: Any,
-) -> Any:
-    """Repeats state = step(tile, state) over the whole table."""
-    count = static_shape(table)[0]
-    size = tile_of(count, hidden.shape[0], on_accelerator())
-    whole = count // size
-
-    def run(start: tf.Tensor | int, size: int, rows: tf.Tensor, state: Any) -> Any:
-        rows, slope = tf.cast(rows, hidden.dtype), None
-        score = wide(product(hidden, rows, transpose_b=True))
-        if (cap := scoring.soft_cap) is not None:
-            score = tf.tanh(score / cap)
-            score, slope = score * cap, 1 - score * score
-        if scoring.temperature != 1:
-            score = score / scoring.temperature
-        local = labels - start
-        column, here = tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
-        return step(_Tile(start, size, rows, score, slope, column, here), state)
-
-    def body(i: tf.Tensor, state: Any) -> Any:
-        rows = tf.slice(table, (i * size, 0), (size, table.shape[1]))
-        return i + 1, run(i * size, size, rows, state)
-
-    state = tf.while_loop(lambda i, _: i < whole, body, (0, state), parallel_iterations=1)[1]
-    if rest := count - whole * size:
-        state = run(whole * size, rest, table[whole * size :], state)
-    return state
-
-
-def _walk(
-    hidden: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, scoring: Scoring, gradient: bool
-) -> _Walked:
-    """Goes through the vocabulary once, with a running maximum and sum."""
-    dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
-    zeros = tf.zeros(tf.shape(hidden)[:1], dtype)
-    state: dict[str, Any] = {"total": zeros, "right": zeros, "top": zeros + dtype.min}
-    # The sums of exponential x (score - top) and, as the second of the means, times the rows.
-    if scoring.with_entropy:
-        state["below_top"] = zeros
-    if gradient:
-        means = [tf.zeros(tf.shape(hidden), dtype) for _ in range(1 + scoring.with_entropy)]
-        state |= {"means": means, "slope_right": zeros + 1}
-
-    def step(tile: _Tile, old: dict[str, Any]) -> Any:
-        _, _, rows, score, slope, column, here = tile
-        right = tf.gather(score, column, batch_dims=1)
-        new: dict[str, Any] = {"right": tf.where(here, right, old["right"])}
-        new["top"] = tf.maximum(old["top"], tf.reduce_max(score, axis=1))
-        moved = old["top"] - new["top"]
-        decay, score = tf.exp(moved), score - new["top"][:, None]
-        shares = [tf.exp(score)]
-        new["total"] = old["total"] * decay + tf.reduce_sum(shares[0], axis=1)
-        if scoring.with_entropy:
-            shares.append(shares[0] * score)
-            before = old["below_top"] + moved * old["total"]
-            new["below_top"] = before * decay + tf.reduce_sum(shares[1], axis=1)
-        if gradient:
-            means = list(old["means"])
-            if scoring.with_entropy:
-                means[1] += moved[:, None] * means[0]
-            new["slope_right"] = old["slope_right"]
-            if slope is not None:
-                own = tf.gather(slope, column, batch_dims=1)
-                new["slope_right"] = tf.where(here, own, old["slope_right"])
-                shares = [share * slope for share in shares]
-            new["means"] = [
-                mean * decay[:, None] + tf.cast(product(tf.cast(share, hidden.dtype), rows), dtype)
-                for mean, share in zip(means, shares, strict=True)
-            ]
-        return new
-
-    state = _each_tile(hidden, table, labels, scoring, step, state)
-    log_total, entropy, below_top = tf.math.log(state["total"]), None, None
-    if scoring.with_entropy:
-        below_top = state["below_top"] / state["total"]
-        entropy = log_total - below_top
-    slopes: list[tf.Tensor] = []
-    if gradient:
-        means = [mean / state["total"][:, None] for mean in state["means"]]
-        own = tf.cast(tf.gather(table, labels), dtype) * state["slope_right"][:, None]
-        slopes = [means[0] - own]
-        if below_top is not None:
-            slopes.append(means[0] * below_top[:, None] - means[1])
-        if scoring.temperature != 1:
-            slopes = [slope / scoring.temperature for slope in slopes]
-    total = log_total + state["top"]
-    return _Walked(total, state["right"], state["top"], entropy, tuple(slopes))
-
-
-def _gradients(
-    hidden: tf.Tensor,
-    table: tf.Tensor,
-    labels: tf.Tensor,
-    for_loss: tf.Tensor,
-    for_entropy: tf.Tensor | None,
-    total: tf.Tensor,
-    entropy: tf.Tensor | None,
-    scoring: Scoring,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the gradients of `hidden` and `table`; the scores of each tile are recomputed."""
-    dtype = total.dtype
-
-    def step(tile: _Tile, old: dict[str, tf.Tensor]) -> Any:
-        own = tf.one_hot(tile.column, tile.size, dtype=dtype) * tf.cast(tile.here, dtype)[:, None]
-        log_share = tile.score - total[:, None]
-        share = tf.exp(log_share)
-        score = (share - own) * for_loss[:, None]
-        if for_entropy is not None and entropy is not None:
-            score -= share * (log_share + entropy[:, None]) * for_entropy[:, None]
-        if scoring.temperature != 1:
-            score = score / scoring.temperature
-        score = tf.cast(score if tile.slope is None else score * tile.slope, hidden.dtype)
-        rows = tf.cast(product(score, hidden, transpose_a=True), table.dtype)
-        index = (tile.start + tf.range(tile.size))[:, None]
-        return {
-            "hidden": old["hidden"] + tf.cast(product(score, tile.rows), dtype),
-            "table": tf.tensor_scatter_nd_update(old["table"], index, rows),
-        }
-
-    state = {"hidden": tf.zeros(tf.shape(hidden), dtype), "table": tf.zeros_like(table)}
-    gradients = _each_tile(hidden, table, labels, scoring, step, state)
-    return tf.cast(gradients["hidden"], hidden.dtype), gradients["table"]
+    def pick(self, values: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
+        return tf.gather(values, column, batch_dims=1)
