@@ -30,7 +30,7 @@ from kmodels.models.blocks.image_converter import HUB
 from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, engine, gather
-from kmodels.weights.rules import Bound, bind_sources, source_shape
+from kmodels.weights.rules import bind_sources, source_shape
 
 log = logging.getLogger("kmodels")
 
@@ -299,7 +299,7 @@ def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
     return rank, {number: (a, b) for number, (a, b) in sorted(pairs.items())}
 
 
-def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: keras.Layer) -> Factors:
+def _plain(origin: str, matrices: Factors, rank: int, rule: Rule, layer: keras.Layer) -> Factors:
     """Returns two matrices (in, R) and (R, out) with the same product."""
     a, b = matrices
     ours = (layer.input_dim, layer.units)

@@ -12,7 +12,6 @@ from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import moving_averages
 from kmodels.weights import deferred, gather
 from kmodels.weights.rules import (
-    Bound,
     Rule,
     bind_sources,
     bind_targets,
@@ -20,7 +19,7 @@ from kmodels.weights.rules import (
     source_shape,
     split_points,
 )
-from kmodels.weights.tensors import PART, LazyArray
+from kmodels.weights.tensors import LazyArray
 
 SHOWN = 8
 
@@ -106,7 +105,7 @@ def _match(
     source: Mapping[str, LazyArray],
     rules: Sequence[Rule],
     prefixes: tuple[str, ...],
-) -> tuple[list[Bound], list[str]]:
+) -> tuple[list[Rule], list[str]]:
     wanted = (
         {path for path in by_path if not path.startswith(prefixes)} if prefixes else set(by_path)
     )
@@ -140,7 +139,7 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"{len(items)} {title}: {', '.join(items[:SHOWN])}{more}"]
 
 
-def _source_shape(rule: Bound, by_path: Mapping[str, Any]) -> tuple[int, ...] | str:
+def _source_shape(rule: Rule, by_path: Mapping[str, Any]) -> tuple[int, ...] | str:
     shapes = [tuple(by_path[path].shape) for path in rule.targets]
     try:
         return source_shape(shapes, rule.transform, rule.axis)
@@ -148,18 +147,10 @@ def _source_shape(rule: Bound, by_path: Mapping[str, Any]) -> tuple[int, ...] | 
         return f"{' and '.join(map(str, shapes))} for {', '.join(rule.targets)}"
 
 
-def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
-    index = getattr(targets[0], "index", None)
-    if len(targets) == 1 and rule.transform is identity:
-        if index is not None:
-            gather.host.fill_part(targets[0], source.part(index))  # the rest is another process's
-            return
-        if getattr(targets[0], "is_looked_up", False) and gather.host.fill_mapped(
-            targets[0], source
-        ):
-            return
-        if source.nbytes > PART and gather.host.fill_large(targets[0], source):
-            return
+def _assign(rule: Rule, targets: Sequence[Any], source: LazyArray) -> None:
+    plain = len(targets) == 1 and rule.transform is identity
+    if plain and gather.host.fill_directly(targets[0], source):
+        return
     shapes = [tuple(variable.shape) for variable in targets]
     parts = [array := source.read()]
     if len(targets) > 1:
@@ -221,7 +212,7 @@ def warn_of_average(model: keras.Model) -> None:
     )
 
 
-def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
+def _lazy(rule: Rule, targets: Sequence[Any]) -> LazyArray:
     shapes = [tuple(variable.shape) for variable in targets]
     dtype = np.dtype(keras.backend.standardize_dtype(targets[0].dtype))
 

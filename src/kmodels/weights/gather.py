@@ -27,16 +27,11 @@ class HostBackend(Protocol):
         """Assigns an array of the variable's shape, as its first value if it has none yet."""
         ...
 
-    def fill_part(self, variable: keras.Variable, array: np.ndarray) -> None:
-        """Assigns this process's part of a variable that has an `index`."""
-        ...
+    def fill_directly(self, variable: keras.Variable, source: LazyArray) -> bool:
+        """Fills a variable without an array of all values on the way, where that pays.
 
-    def fill_large(self, variable: keras.Variable, source: LazyArray) -> bool:
-        """Reads a first value directly into its final memory; returns True if it could."""
-        ...
-
-    def fill_mapped(self, variable: keras.Variable, source: LazyArray) -> bool:
-        """Leaves the values in the mapped pages of their file; returns True if it could."""
+        Returns False if it did nothing.
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """Variables of JAX on the host: values gathered, and host arrays assigned."""
 
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import jax
 import keras
@@ -45,13 +45,15 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
         keras_internals.give_value(variable, tensor)
 
 
-def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
-    """Reads a first value directly into its final memory; returns True if it could.
+def fill_directly(variable: keras.Variable, source: LazyArray) -> bool:
+    """Reads a large first value into its final memory.
 
     To let JAX take over an aligned array of the host would be no gain: a step that donates the
-    variable copies it first.
+    variable copies it first. Most arrays in files are not aligned to 64 bytes, so it copies them.
     """
-    if keras_internals.has_value(variable) or keras.distribution.distribution() is not None:
+    if not source.is_large or keras_internals.has_value(variable):
+        return False
+    if keras.distribution.distribution() is not None:
         return False
     table = jax.numpy.zeros(variable.shape, keras.backend.standardize_dtype(variable.dtype))
     for start, part in source.rows():
@@ -64,13 +66,3 @@ def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
 @partial(jax.jit, donate_argnums=0)
 def _with_rows(table: jax.Array, part: np.ndarray, start: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(table, part.astype(table.dtype), start, 0)
-
-
-def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
-    """Is never called: XLA shards variables, which take whole arrays."""
-    raise NotImplementedError(variable.path)
-
-
-def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
-    """Returns False: JAX copies arrays that are not aligned to 64 bytes, as most in files are."""
-    return False

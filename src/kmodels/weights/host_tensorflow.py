@@ -1,6 +1,6 @@
 """Variables of TensorFlow on the host: values gathered, and host arrays assigned."""
 
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -33,16 +33,6 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
         keras_internals.give_value(variable, tensor)
 
 
-def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
-    """Is never called: no variable of TensorFlow is sharded."""
-    raise NotImplementedError(variable.path)
-
-
-def fill_large(variable: keras.Variable, source: LazyArray) -> Literal[False]:
+def fill_directly(variable: keras.Variable, source: LazyArray) -> Literal[False]:
     """Returns False: a variable of TensorFlow takes over memory of TensorFlow alone."""
-    return False
-
-
-def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
-    """Returns False: a variable of TensorFlow has its own memory."""
     return False

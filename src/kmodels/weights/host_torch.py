@@ -42,37 +42,28 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
         variable.value.copy_(tensor)
 
 
-def fill_part(variable: keras.Variable, array: np.ndarray) -> None:
-    """Copies this rank's part of a sharded variable."""
-    variable.take_part(_tensor(array))
+def fill_directly(variable: keras.Variable, source: LazyArray) -> bool:
+    """Fills this rank's part of a sharded variable, or a first value.
 
-
-def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
-    """Reads a first value directly into its final memory; returns True if it could."""
+    That of a table which is only looked up stays in the mapped pages of its file, if the dtype is
+    the same. The pages are private to this process: a step that trains the variable copies the
+    pages that it writes. A large one is read into its final memory.
+    """
+    if (index := getattr(variable, "index", None)) is not None:
+        variable.take_part(_tensor(source.part(index)))
+        return True
     if keras_internals.has_value(variable) or hasattr(variable, "take"):
         return False
-    tensor = _empty(variable)
-    for start, part in source.rows():
-        tensor[start : start + len(part)] = _tensor(part)
-    keras_internals.give_value(variable, tensor)
-    return True
-
-
-def fill_mapped(variable: keras.Variable, source: LazyArray) -> bool:
-    """Leaves the values in the mapped pages of their file; returns True if it could.
-
-    It can for a first value in the dtype of the file. The pages are private to this process: a step
-    that trains the variable copies the pages that it writes.
-    """
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if (
-        source.memory_map is None
-        or source.dtype.name != dtype
-        or keras_internals.has_value(variable)
-        or hasattr(variable, "take")
-    ):
+    same = source.dtype.name == keras.backend.standardize_dtype(variable.dtype)
+    if getattr(variable, "is_looked_up", False) and same and source.memory_map is not None:
+        tensor = _tensor(source.memory_map())
+    elif source.is_large:
+        tensor = _empty(variable)
+        for start, part in source.rows():
+            tensor[start : start + len(part)] = _tensor(part)
+    else:
         return False
-    keras_internals.give_value(variable, _tensor(source.memory_map()))
+    keras_internals.give_value(variable, tensor)
     return True
 
 

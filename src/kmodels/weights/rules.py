@@ -5,7 +5,7 @@ A format is a list of `Rule`; each has a `Transform` between the layouts of the 
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,48 +122,30 @@ class Rule:
         return (self.target,) if isinstance(self.target, str) else tuple(self.target)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A rule with its block's number filled in."""
-
-    source: str
-    targets: tuple[str, ...]
-    transform: Transform
-    axis: int
-
-
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.escape(text).replace(re.escape("{i}"), r"(?P<i>\d+)"))
 
 
-def _bind(rule: Rule, number: str) -> Bound:
-    targets = tuple(target.replace("{i}", number) for target in rule.targets)
-    return Bound(rule.source.replace("{i}", number), targets, rule.transform, rule.axis)
+def _bind(patterns: Sequence[tuple[re.Pattern[str], Rule]], name: str) -> Rule | None:
+    """Returns the first rule whose pattern matches, with the block's number filled in."""
+    for pattern, rule in patterns:
+        if match := pattern.fullmatch(name):
+            number = match.groupdict().get("i") or ""
+            targets = tuple(target.replace("{i}", number) for target in rule.targets)
+            return replace(rule, source=rule.source.replace("{i}", number), target=targets)
+    return None
 
 
-def bind_sources(rules: Iterable[Rule], names: Iterable[str]) -> dict[str, Bound | None]:
+def bind_sources(rules: Iterable[Rule], names: Iterable[str]) -> dict[str, Rule | None]:
     """Returns the rule of each name in a file, or None if no rule reads it."""
-    compiled = [(rule, _pattern(rule.source)) for rule in rules]
-    bound: dict[str, Bound | None] = {}
-    for name in names:
-        bound[name] = None
-        for rule, pattern in compiled:
-            if match := pattern.fullmatch(name):
-                bound[name] = _bind(rule, match.groupdict().get("i") or "")
-                break
-    return bound
+    patterns = [(_pattern(rule.source), rule) for rule in rules]
+    return {name: _bind(patterns, name) for name in names}
 
 
-def bind_targets(rules: Iterable[Rule], paths: Iterable[str]) -> list[Bound]:
+def bind_targets(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
     """Returns the rules that write to these variables, in the order of the variables."""
-    compiled = [(rule, _pattern(rule.targets[0])) for rule in rules]
-    bound = []
-    for path in paths:
-        for rule, pattern in compiled:
-            if match := pattern.fullmatch(path):
-                bound.append(_bind(rule, match.groupdict().get("i") or ""))
-                break
-    return bound
+    patterns = [(_pattern(rule.targets[0]), rule) for rule in rules]
+    return [rule for path in paths if (rule := _bind(patterns, path)) is not None]
 
 
 Tensors = Mapping[str, LazyArray]

@@ -37,6 +37,11 @@ class LazyArray:
         """Size of the values in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def is_large(self) -> bool:
+        """True if the array should not be in memory twice."""
+        return self.nbytes > PART
+
     def part(self, index: Index) -> np.ndarray:
         """Returns the values of a slice (step 1) per dimension, without the rest if possible."""
         pieces = zip(index, self.shape, strict=True)

@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from arrays import assert_equal
 from kmodels.models import GemmaCausalLM
-from kmodels.weights import engine, gather, tensors
+from kmodels.weights import gather, tensors
 from kmodels.weights.tensors import LazyArray
 
 ROWS, WIDTH = 23, 6
@@ -48,15 +48,14 @@ def test_a_model_read_in_parts_is_the_same(dtype, tmp_path, monkeypatch):
     GemmaCausalLM.from_preset("gemma3_debug", dtype="bfloat16").save_to_preset(tmp_path / "model")
     whole = GemmaCausalLM.from_preset(tmp_path / "model", dtype=dtype)
     calls = []
-    fill_large = gather.host.fill_large
+    fill_directly = gather.host.fill_directly
 
     def counted(variable: keras.Variable, source: LazyArray) -> bool:
         parts = len(list(source.rows()))
-        calls.append((variable.path, parts, fill_large(variable, source)))
+        calls.append((variable.path, parts, fill_directly(variable, source)))
         return calls[-1][-1]
 
-    monkeypatch.setattr(gather.host, "fill_large", counted)
-    monkeypatch.setattr(engine, "PART", 4096)
+    monkeypatch.setattr(gather.host, "fill_directly", counted)
     monkeypatch.setattr(tensors, "PART", 4096)
     again = GemmaCausalLM.from_preset(tmp_path / "model", dtype=dtype)
     (table,) = [call for call in calls if call[0].endswith("token_embedding/embeddings")]

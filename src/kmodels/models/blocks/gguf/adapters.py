@@ -25,7 +25,7 @@ from kmodels.models.blocks.gguf.writing import (
 )
 from kmodels.weights import LazyArray, Rule, gather
 from kmodels.weights.gguf import Settings, open_gguf
-from kmodels.weights.rules import Bound, bind_targets
+from kmodels.weights.rules import bind_targets
 
 PARTS = ("lora_a", "lora_b")
 DTYPES = ("float32", "float16")
@@ -65,7 +65,7 @@ def write_adapter(
     return write_file(path, write)
 
 
-def _tensors(adapter: Adapter, rule: Bound, factor: float) -> dict[str, LazyArray]:
+def _tensors(adapter: Adapter, rule: Rule, factor: float) -> dict[str, LazyArray]:
     rank = adapter.settings.rank
 
     def first() -> np.ndarray:
@@ -82,7 +82,7 @@ def _tensors(adapter: Adapter, rule: Bound, factor: float) -> dict[str, LazyArra
     }
 
 
-def _bound(model: keras.Model, table: Sequence[Rule]) -> dict[str, tuple[Adapter, Bound]]:
+def _bound(model: keras.Model, table: Sequence[Rule]) -> dict[str, tuple[Adapter, Rule]]:
     """Returns adapter and rule by path of the layer, if llama.cpp has a place for all of them."""
     by_path = adapters(model)
     if not by_path:
