@@ -147,6 +147,23 @@ def _begin_optimizer_anew(model: keras.Model) -> None:
     keras_internals.unbuild(optimizer, restart=True)
 
 
+class Variant:
+    """Attribute of a layer that traced code depends on; setting it counts as a change.
+
+    The value is in the attribute of the same name with an underscore.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, layer: Any, owner: type | None = None) -> Any:
+        return self if layer is None else getattr(layer, self._name)
+
+    def __set__(self, layer: Any, value: object) -> None:
+        setattr(layer, self._name, value)
+        changed()
+
+
 class Noted(keras.layers.Layer if TYPE_CHECKING else object):
     """First base of the first layer of a model, which notes a user's model around it."""
 

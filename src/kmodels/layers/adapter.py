@@ -119,6 +119,7 @@ class Adaptable:
     kernel: Any
     quantized: Any
     shard_granularity: tuple[Any, ...]
+    adapter: Any = traced.Variant()
     groups: Any = None
     is_lookup = False
     is_output = False
@@ -128,16 +129,6 @@ class Adaptable:
         super().__init__(**kwargs)
         self.merged: Adapter | None = None
         self._adapter: Adapter | None = None
-
-    @property
-    def adapter(self) -> Any:
-        """The active adapter, or None."""
-        return self._adapter
-
-    @adapter.setter
-    def adapter(self, adapter: Any) -> None:
-        self._adapter = adapter
-        traced.changed()
 
     def add_adapter(self, settings: "LoraSettings | Mapping[str, Any]") -> "Adapter":
         """Adds an adapter with initial values; its settings may be a `LoraSettings.to_dict`."""
@@ -208,6 +199,7 @@ class AdaptableLayer(Adaptable):
         quantized: the quantized kernel, or None.
     """
 
+    quantized: Any = traced.Variant()
     kernel_regularizer: Any = None
     kernel_constraint: Any = None
     copies: Any
@@ -217,16 +209,6 @@ class AdaptableLayer(Adaptable):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self._quantized: QuantizedKernel | None = None
-
-    @property
-    def quantized(self) -> Any:
-        """The quantized kernel, or None."""
-        return self._quantized
-
-    @quantized.setter
-    def quantized(self, kernel: QuantizedKernel | None) -> None:
-        self._quantized = kernel
-        traced.changed()
 
     def wide_kernel(self) -> Any:
         """Returns the kernel (in, units) in float32, dequantized if it is quantized."""
@@ -291,14 +273,7 @@ class AdaptableLayer(Adaptable):
         keras_internals.detach(self, quantized.variables)
         with keras_internals.changing(self):
             self.quantized = None
-            made = self.add_parameter(
-                "kernel",
-                values.shape,
-                "zeros",
-                self.shard_granularity,
-                regularizer=self.kernel_regularizer,
-                constraint=self.kernel_constraint,
-            )
+            made = self.add_parameter("kernel", values.shape, "zeros", self.shard_granularity)
         made.assign(values)
         made.trainable = self.trainable and self.adapter is None
         if self.copies is not None and "kernel" in self.copies.originals:
@@ -441,7 +416,7 @@ def add(layer: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np
     return before
 
 
-class Adapter:
+class Adapter(copies.TrainedPart):
     """x @ lora_a @ lora_b, scaled, added to the frozen layer without a tensor of the kernel's size.
 
     The variables belong to the layer (block_0/attention/query/lora_a) and are float32 in every
@@ -456,20 +431,14 @@ class Adapter:
     Weights:
         lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,). Those of experts
         have an axis of experts in front. Those of a table belong to its embedding layer.
-
-    Attributes:
-        merged_as: attribute of the layer that holds it once it is merged.
-        base_kernel: the kernel's values before merging, None while the adapter is not merged.
     """
 
-    merged_as = "merged"
+    name, merged_as = "adapter", "merged"
 
     def __init__(self, layer: Any, settings: LoraSettings):
-        self.layer = layer
+        super().__init__(layer, owner_of(layer))
         self.settings = settings
-        self.base_kernel: np.ndarray | None = None
         self.seed: keras.random.SeedGenerator | None = None
-        self.owner = owner_of(layer)
         prefix, sizes = layer.prefix, matrices(layer, settings.rank)
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
         if layer.is_lookup:
@@ -567,31 +536,11 @@ class Adapter:
         kernel = self.layer.wide_kernel() + keras.ops.matmul(a, b) * self.settings.scaling
         return keras.ops.sqrt(keras.ops.sum(keras.ops.square(kernel), axis=0))
 
-    def on(self) -> None:
-        """Makes the layer use the adapter."""
-        self.layer.adapter = self
-
-    def off(self) -> None:
-        """Makes the layer compute its base alone."""
-        self.layer.adapter = None
-
-    def merge(self) -> None:
-        """Adds the product to the kernel, rounded once, and leaves the layer."""
-        layer = self.layer
+    def write(self) -> np.ndarray:
+        """Adds the product to the kernel, rounded once."""
         a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
-        self.base_kernel = add(layer, a, b, self.settings.scaling, *magnitude)
-        self.remove()
-        layer.merged = self
+        return add(self.layer, a, b, self.settings.scaling, *magnitude)
 
-    def unmerge(self) -> None:
-        """Puts back the kernel as it was, bit for bit, and joins the layer again."""
-        self.layer.kernel.assign(self.base_kernel)
-        self.base_kernel = None
-        keras_internals.attach(self.owner, self.variables)
-        self.layer.merged = None
-        self.on()
-
-    def remove(self) -> None:
-        """Removes the adapter from the layer."""
-        self.off()
-        keras_internals.detach(self.owner, self.variables)
+    def put_back(self, base: np.ndarray) -> None:
+        """Restores the kernel."""
+        self.layer.kernel.assign(base)

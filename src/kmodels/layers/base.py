@@ -69,6 +69,7 @@ class Layer(Checked, keras.layers.Layer):
         makes_masks: whether its outputs may have a Keras mask that its inputs have not.
         keeps_keywords: whether keyword arguments keep their dtype, where others are cast to the
             layer's, see `keep_keywords`.
+        copies: the trained copies that replace some of its variables, or None.
         merged_copies: the copies that `merge_lora` wrote into the originals, or None.
 
     Raises:
@@ -81,6 +82,7 @@ class Layer(Checked, keras.layers.Layer):
     training_default: Any = None
     makes_masks: Any = False
     keeps_keywords = False
+    copies: Any = traced.Variant()
     merged_copies: Copies | None = None
     _copies: Copies | None = None
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
@@ -89,16 +91,6 @@ class Layer(Checked, keras.layers.Layer):
         check_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
         self.layout_family = current_family()
-
-    @property
-    def copies(self) -> Copies | None:
-        """The trained copies that replace some of its variables, or None."""
-        return self._copies
-
-    @copies.setter
-    def copies(self, copies: Copies | None) -> None:
-        self._copies = copies
-        traced.changed()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -192,9 +184,12 @@ class Layer(Checked, keras.layers.Layer):
             shape: shape of the variable.
             initializer: a Keras initializer; see `initializers.keyed`.
             shard_granularity: how far it may be cut over devices, see `layers.placement`.
-            **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.
+            **settings: others of Keras' `add_weight`; regularizer and constraint are by default
+                the layer's own for that name, such as `kernel_regularizer`.
         """
         keyed = initializers.keyed(initializer, f"{self.path}/{name}")
+        for kind in ("regularizer", "constraint"):
+            settings.setdefault(kind, getattr(self, f"{name}_{kind}", None))
         return add_weight(
             self, shard_granularity, shape=tuple(shape), initializer=keyed, name=name, **settings
         )

@@ -58,7 +58,7 @@ def _parts(model: keras.Layer, name: str, kind: type) -> dict[str, Any]:
     return {path: part for path, part in parts.items() if isinstance(part, kind)}
 
 
-def trained_parts(model: keras.Model, merged: bool = False) -> list[Any]:
+def trained_parts(model: keras.Layer, merged: bool = False) -> list[Any]:
     """Returns adapters, trained rows and copies; with `merged` those that were merged."""
     return [
         part for find in (adapters, rows, copies) for part in find(model, merged=merged).values()
@@ -67,10 +67,7 @@ def trained_parts(model: keras.Model, merged: bool = False) -> list[Any]:
 
 def trained_variables(model: keras.Layer) -> set[int]:
     """Returns the `id`s of the variables of adapters, trained rows and copies."""
-    variables = [v for part in adapters(model).values() for v in part.variables]
-    variables += [part.values for part in rows(model).values()]
-    variables += [v for part in copies(model).values() for v in part.variables.values()]
-    return {id(variable) for variable in variables}
+    return {id(variable) for part in trained_parts(model) for variable in part.variables}
 
 
 def is_merged(model: keras.Model) -> bool:

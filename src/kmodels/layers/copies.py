@@ -19,7 +19,69 @@ PREFIX = "lora_"
 ROWS, IDS = "lora_rows", "lora_row_ids"
 
 
-class Copies:
+class TrainedPart:
+    """Variables that a layer trains beside its own, or in place of them, until they are merged.
+
+    Args:
+        layer: the layer that uses them.
+        owner: the layer that they belong to.
+
+    Attributes:
+        name: attribute of the layer that holds the part while it is on.
+        merged_as: attribute that holds it once it is merged.
+        base: the values that merging replaced, None while it is not merged.
+    """
+
+    name: str
+    merged_as: str
+    base: Any = None
+
+    def __init__(self, layer: Any, owner: Any):
+        self.layer = layer
+        self.owner = owner
+
+    @property
+    def variables(self) -> list[Any]:
+        """The trained variables."""
+        raise NotImplementedError
+
+    def write(self) -> Any:
+        """Writes the variables into those of the layer; returns the values that these had."""
+        raise NotImplementedError
+
+    def put_back(self, base: Any) -> None:
+        """Undoes `write`."""
+        raise NotImplementedError
+
+    def on(self) -> None:
+        """Makes the layer use the part."""
+        setattr(self.layer, self.name, self)
+
+    def off(self) -> None:
+        """Makes the layer compute its base alone."""
+        setattr(self.layer, self.name, None)
+
+    def remove(self) -> None:
+        """Removes the part from the layer, whose own variables are unchanged."""
+        self.off()
+        keras_internals.detach(self.owner, self.variables)
+
+    def merge(self) -> None:
+        """Writes the part into the layer's own variables, and leaves it."""
+        self.base = self.write()
+        self.remove()
+        setattr(self.layer, self.merged_as, self)
+
+    def unmerge(self) -> None:
+        """Puts back the values before `merge`, bit for bit, and joins the layer again."""
+        self.put_back(self.base)
+        self.base = None
+        keras_internals.attach(self.owner, self.variables)
+        setattr(self.layer, self.merged_as, None)
+        self.on()
+
+
+class Copies(TrainedPart):
     """Copies of some variables of a layer, which the layer uses in place of the originals.
 
     They belong to the layer (block_0/mlp/up/lora_kernel), are trained, and start as the originals,
@@ -35,19 +97,16 @@ class Copies:
         lora_<name> for each name, with the shape and dtype of the original.
 
     Attributes:
-        merged_as: attribute of the layer that holds them once they are merged.
         originals: the variables that the layer was made with, by name.
-        variables: the copies by name.
-        base: values of the originals before merging, None while the copies are not merged.
+        by_name: the copies by name.
     """
 
-    merged_as = "merged_copies"
+    name, merged_as = "copies", "merged_copies"
 
     def __init__(self, layer: Any, names: Iterable[str]):
-        self.layer = layer
+        super().__init__(layer, layer)
         self.originals: dict[str, Any] = {}
-        self.variables: dict[str, Any] = {}
-        self.base: dict[str, np.ndarray] | None = None
+        self.by_name: dict[str, Any] = {}
         self._trainable: dict[str, bool] = {}
         self.add(names)
 
@@ -57,7 +116,7 @@ class Copies:
             for name in names:
                 original = self.originals[name] = getattr(self.layer, name)
                 self._trainable[name] = original is not None and original.trainable
-                self.variables[name] = self._made(name, original)
+                self.by_name[name] = self._made(name, original)
         self.on()
 
     def _made(self, name: str, original: Any) -> Any:
@@ -84,48 +143,47 @@ class Copies:
             }
         return add_weight(layer, granularity, name=PREFIX + name, **settings)
 
+    @property
+    def variables(self) -> list[Any]:
+        """The copies."""
+        return list(self.by_name.values())
+
     def on(self) -> None:
         """Makes the layer use the copies."""
-        for name, variable in self.variables.items():
+        for name, variable in self.by_name.items():
             if self.originals[name] is not None:
                 self.originals[name].trainable = False
             setattr(self.layer, name, variable)
-        self.layer.copies = self
+        super().on()
 
     def off(self) -> None:
         """Makes the layer use the originals."""
         for name, original in self.originals.items():
             setattr(self.layer, name, original)
-        self.layer.copies = None
+        super().off()
 
     def start(self) -> None:
         """Gives the copies the values of the originals."""
-        for name, variable in self.variables.items():
+        for name, variable in self.by_name.items():
             original = self.originals[name]
             variable.assign(self.layer.quantized.wide() if original is None else original.value)
 
-    def merge(self) -> None:
-        """Writes the copies into the originals, none of them quantized, and leaves the layer."""
-        self.base = {}
+    def write(self) -> dict[str, np.ndarray]:
+        """Writes the copies into the originals, none of them quantized."""
+        base = {}
         for name, original in self.originals.items():
-            self.base[name] = np.array(keras.ops.convert_to_numpy(original.value))
-            original.assign(self.variables[name].value)
-        self.remove()
-        self.layer.merged_copies = self
+            base[name] = np.array(keras.ops.convert_to_numpy(original.value))
+            original.assign(self.by_name[name].value)
+        return base
 
-    def unmerge(self) -> None:
-        """Puts back the values of the originals, bit for bit, and joins the layer again."""
-        for name, values in (self.base or {}).items():
+    def put_back(self, base: Mapping[str, np.ndarray]) -> None:
+        """Restores the originals."""
+        for name, values in base.items():
             self.originals[name].assign(values)
-        self.base = None
-        keras_internals.attach(self.layer, self.variables.values())
-        self.layer.merged_copies = None
-        self.on()
 
     def remove(self) -> None:
-        """Removes the copies; the originals are unchanged, and as trainable as before."""
-        self.off()
-        keras_internals.detach(self.layer, self.variables.values())
+        """Removes the copies; the originals are as trainable as before."""
+        super().remove()
         for name, original in self.originals.items():
             if original is not None:
                 original.trainable = self._trainable[name]
@@ -155,7 +213,7 @@ def plain(layer: keras.Layer) -> dict[str, Any]:
 def named(layer: Any) -> dict[str, Any]:
     """Returns the copies of a layer by name in a file of Keras; empty without."""
     copies = getattr(layer, "copies", None)
-    return {PREFIX + name: v for name, v in copies.variables.items()} if copies else {}
+    return {PREFIX + name: v for name, v in copies.by_name.items()} if copies else {}
 
 
 def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +252,7 @@ def load(layer: Any, store: Mapping[str, Any]) -> None:
 # === Rows of an embedding table ===
 
 
-class TrainedRows:
+class TrainedRows(TrainedPart):
     """A small matrix that replaces some rows of a table, in look-ups and in logits.
 
     It belongs to the layer (token_embedding/lora_rows) and is float32, or float64 for a table of
@@ -208,21 +266,18 @@ class TrainedRows:
         lora_rows (N, D).
 
     Attributes:
-        merged_as: attribute of the layer that holds them once they are merged.
         ids: in ascending order.
-        base: the rows of the table before merging, None while they are not merged.
 
     Raises:
         InputError: for ids without a row in the table, or ids named twice.
     """
 
-    merged_as = "merged_rows"
+    name, merged_as = "rows", "merged_rows"
 
     def __init__(self, layer: keras.Layer, ids: Sequence[int]):
         check_ids(ids, layer.input_dim)
-        self.layer = layer
+        super().__init__(layer, layer)
         self.ids = tuple(sorted(ids))
-        self.base: np.ndarray | None = None
         with keras_internals.changing(layer):
             self.values = add_weight(
                 layer,
@@ -266,35 +321,21 @@ class TrainedRows:
         )
         return keras.ops.moveaxis(classes_first, 0, -1)
 
-    def on(self) -> None:
-        """Makes the layer use the rows."""
-        self.layer.rows = self
+    @property
+    def variables(self) -> list[Any]:
+        """The rows."""
+        return [self.values]
 
-    def off(self) -> None:
-        """Makes the layer use its table alone."""
-        self.layer.rows = None
+    def write(self) -> Any:
+        """Writes the rows into the table, rounded once."""
+        table = self.layer.embeddings.value
+        base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
+        write(self.layer, self.ids, self.values.value)
+        return base
 
-    def merge(self) -> None:
-        """Writes the rows into the table, rounded once, and leaves the layer."""
-        layer = self.layer
-        table = layer.embeddings.value
-        self.base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
-        write(layer, self.ids, self.values.value)
-        self.remove()
-        layer.merged_rows = self
-
-    def unmerge(self) -> None:
-        """Puts back the rows of the table, bit for bit, and joins the layer again."""
-        write(self.layer, self.ids, self.base)
-        self.base = None
-        keras_internals.attach(self.layer, [self.values])
-        self.layer.merged_rows = None
-        self.on()
-
-    def remove(self) -> None:
-        """Removes the rows from the layer; the table is unchanged."""
-        self.off()
-        keras_internals.detach(self.layer, [self.values])
+    def put_back(self, base: Any) -> None:
+        """Restores the rows of the table."""
+        write(self.layer, self.ids, base)
 
 
 def write(layer: keras.Layer, ids: Iterable[int], rows: Tensor | None) -> None:

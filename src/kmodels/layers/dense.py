@@ -18,7 +18,6 @@ from kmodels.core.types import (
 from kmodels.layers import initializers
 from kmodels.layers.adapter import AdaptableLayer, LoraSettings, warn_of_rank
 from kmodels.layers.base import Layer, Shape, arguments
-from kmodels.layers.placement import Granularity
 from kmodels.layers.quantized import Quantization
 
 
@@ -58,28 +57,6 @@ class WithKernel(Layer):
     def kernel_settings(self) -> dict[str, Any]:
         """The arguments of this class, for the layers below."""
         return {name: getattr(self, name) for name in arguments(WithKernel)}
-
-    def add_kernel(self, shape: Sequence[int], shard_granularity: Granularity | None = None) -> Any:
-        """Adds the variable "kernel"."""
-        return self.add_parameter(
-            "kernel",
-            shape,
-            self.kernel_initializer,
-            shard_granularity,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-
-    def add_bias(self, shape: Sequence[int], shard_granularity: Granularity | None = None) -> Any:
-        """Adds the variable "bias"."""
-        return self.add_parameter(
-            "bias",
-            shape,
-            self.bias_initializer,
-            shard_granularity,
-            regularizer=self.bias_regularizer,
-            constraint=self.bias_constraint,
-        )
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -160,9 +137,11 @@ class Dense(AdaptableLayer, WithKernel):
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
-        self.kernel = self.add_kernel((self.input_dim, self.units), self.shard_granularity)
+        shape, granularity = (self.input_dim, self.units), self.shard_granularity
+        self.kernel = self.add_parameter("kernel", shape, self.kernel_initializer, granularity)
         if self.use_bias:
-            self.bias = self.add_bias((self.units,), self.shard_granularity[1:])
+            shape, granularity = shape[1:], granularity[1:]
+            self.bias = self.add_parameter("bias", shape, self.bias_initializer, granularity)
 
     def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., in) -> (..., units)."""

@@ -112,6 +112,7 @@ class Embedding(traced.Noted, Layer):
         tables: the tables that may have an adapter; empty if one table is tied.
         entries: names of the methods that read the table, see `with_table`.
         is_vocabulary: whether adapters may train rows of the table, or all of it.
+        rows: the rows that `enable_lora(trainable_token_indices=...)` trains, or None.
         merged_rows: the rows that `merge_lora` wrote into the table, or None.
         resized: whether `resize` replaced the table.
 
@@ -121,6 +122,7 @@ class Embedding(traced.Noted, Layer):
 
     entries = ("call", "with_table")
     is_vocabulary = True
+    rows: Any = traced.Variant()
     embeddings: Any
     reverse_embeddings: Any
 
@@ -162,16 +164,6 @@ class Embedding(traced.Noted, Layer):
         self._rows: trained.TrainedRows | None = None
         apart = self.is_vocabulary and not tie_weights
         self.tables = tuple(Table(self, name) for name in (self._tables() if apart else ()))
-
-    @property
-    def rows(self) -> trained.TrainedRows | None:
-        """The rows that `enable_lora(trainable_token_indices=...)` trains, or None."""
-        return self._rows
-
-    @rows.setter
-    def rows(self, rows: trained.TrainedRows | None) -> None:
-        self._rows = rows
-        traced.changed()
 
     @property
     def variant(self) -> tuple[Any, ...]:
@@ -241,8 +233,8 @@ class Embedding(traced.Noted, Layer):
             getattr(self, name).assign(_resized(old, input_dim))
             getattr(self, name).trainable = old.trainable
         if copies is not None:
-            for name, new in trained.Copies(self, copies.originals).variables.items():
-                new.assign(_resized(copies.variables[name], input_dim))
+            for name, new in trained.Copies(self, copies.originals).by_name.items():
+                new.assign(_resized(copies.by_name[name], input_dim))
         if self.rows is not None:  # which come behind the table, as in a model made from the config
             keras_internals.detach(self, [self.rows.values])
             keras_internals.attach(self, [self.rows.values])

@@ -35,13 +35,7 @@ class _Scaled(Layer):
 
     def build(self, input_shape: Shape) -> None:
         """Makes the scale."""
-        self.scale = self.add_parameter(
-            "scale",
-            input_shape[-1:],
-            self.scale_initializer,
-            regularizer=self.scale_regularizer,
-            constraint=self.scale_constraint,
-        )
+        self.scale = self.add_parameter("scale", input_shape[-1:], self.scale_initializer)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape."""
@@ -97,13 +91,7 @@ class LayerNorm(_Scaled):
         """Makes scale and bias."""
         check_axis(self.axis, input_shape)
         super().build(input_shape)
-        self.bias = self.add_parameter(
-            "bias",
-            input_shape[-1:],
-            self.bias_initializer,
-            regularizer=self.bias_regularizer,
-            constraint=self.bias_constraint,
-        )
+        self.bias = self.add_parameter("bias", input_shape[-1:], self.bias_initializer)
 
     def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""

@@ -68,9 +68,9 @@ class PatchEmbedding(traced.Noted, WithKernel):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the kernel for the number of channels."""
         rows = self.patch_size**2 * (input_shape[-1] or 1)
-        self.kernel = self.add_kernel((rows, self.units))
+        self.kernel = self.add_parameter("kernel", (rows, self.units), self.kernel_initializer)
         if self.use_bias:
-            self.bias = self.add_bias((self.units,))
+            self.bias = self.add_parameter("bias", (self.units,), self.bias_initializer)
 
     def call(self, images: Tensor) -> Any:
         """(B, height, width, C) -> (B, P, D)."""
