@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -833,35 +833,38 @@ def _apply_and_overwrite(
             variable.assign(keras.ops.where(due, average.value, variable.value))
 
 
-# === First bases of optimizers that change parts of Keras' steps ===
+# === The first base of optimizers that change parts of Keras' steps ===
 
-# Each method does the same as Keras until a subclass overrides it.
+# The names under which a subclass overrides a part, and Keras' own.
+_PARTS = {
+    # All take gradients first; (gradients, variables) makes an update, or adds to the next one.
+    "apply_all": "_backend_apply_gradients",
+    "clip_all": "_clip_gradients",  # (gradients)
+    "decay_all": "_apply_weight_decay",  # (variables)
+    "update_all": "_backend_update_step",  # (gradients, variables, learning rate)
+    "move_all": "_parallel_update_step",  # the same by the optimizer's formula, on torch
+    "average_all": "_update_model_variables_moving_average",  # (variables)
+    "add_gradients": "_backend_increment_gradient_accumulators",  # (gradients, sums)
+    # On TensorFlow: for the replicas of (strategy, pairs of gradient and variable, learning rate),
+    # and the sums over replicas of such pairs.
+    "move_once": "_distributed_tf_update_step",
+    "sum_replicas": "_all_reduce_sum_gradients",
+}
 
 
-class OwnDecay(keras.optimizers.Optimizer):
-    """An optimizer that decays the weights in its own step, without Keras' decay before it."""
+class OwnSteps(keras.optimizers.Optimizer if TYPE_CHECKING else object):
+    """An optimizer that overrides parts of Keras' step by the names in `_PARTS`.
 
-    def before_clipping(self, grads: list[Any]) -> list[Any]:
-        """Returns the mean gradients of the batches of an update, before they are clipped."""
-        return grads
+    Keras calls what a subclass defines; `super()` in it is Keras' own part.
+    """
 
-    def _clip_gradients(self, grads: list[Any]) -> Any:
-        return super()._clip_gradients(self.before_clipping(grads))
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def may_decay(self, variable: keras.Variable) -> bool:
         """Returns False for what `exclude_from_weight_decay` names."""
         return self._use_weight_decay(variable)
-
-    def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
-        """Does nothing."""
-
-
-class ParallelSteps:
-    """The parts of a step over all variables at once, if the backend has one."""
-
-    def apply_all(self: Any, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
-        """Updates all variables by clipped gradients, with accumulation and averages."""
-        super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
 
     def accumulate_all(
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], is_last: bool
@@ -888,92 +891,20 @@ class ParallelSteps:
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
 
-    def clip_all(self: Any, grads: list[Any]) -> Any:
-        """Returns the gradients clipped by `clipnorm`, `global_clipnorm` or `clipvalue`."""
-        return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    def move_all(
-        self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
-    ) -> None:
-        """Updates variables by the optimizer's formula."""
-        super()._parallel_update_step(grads, variables, learning_rate)  # type: ignore[misc]
+def _override(part: str, of_keras: str) -> None:
+    def called_by_keras(self: Any, *args: Any) -> Any:
+        return getattr(self, part)(*args)
 
-    def average_all(self: Any, variables: Sequence[keras.Variable]) -> None:
-        """Updates the moving averages of the weights."""
-        super()._update_model_variables_moving_average(variables)  # type: ignore[misc]
+    def own(self: Any, *args: Any) -> Any:
+        return getattr(super(OwnSteps, self), of_keras)(*args)
 
-    def _backend_apply_gradients(
-        self, grads: list[Any], trainable_variables: Sequence[keras.Variable]
-    ) -> None:
-        self.apply_all(grads, trainable_variables)
-
-    def _clip_gradients(self, grads: list[Any]) -> Any:
-        return self.clip_all(grads)
-
-    def _parallel_update_step(
-        self, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
-    ) -> None:
-        self.move_all(grads, variables, learning_rate)
-
-    def _update_model_variables_moving_average(
-        self, trainable_variables: Sequence[keras.Variable]
-    ) -> None:
-        self.average_all(trainable_variables)
+    setattr(OwnSteps, of_keras, called_by_keras)
+    setattr(OwnSteps, part, own)
 
 
-class StepOverAll(keras.optimizers.Optimizer):
-    """An optimizer whose update is one function of all variables."""
-
-    def move_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
-        """Updates variables by their gradients."""
-        raise NotImplementedError
-
-    def _backend_update_step(
-        self, grads: list[Any], trainable_variables: Sequence[keras.Variable], learning_rate: Tensor
-    ) -> None:
-        self.move_all(grads, trainable_variables)
-
-
-class ReplicatedSteps:
-    """The parts of a step in which replicas communicate, if the backend has them."""
-
-    def move_replicas(
-        self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
-    ) -> None:
-        """Updates variables, as one of the replicas."""
-        super()._backend_update_step(grads, variables, learning_rate)  # type: ignore[misc]
-
-    def move_once(
-        self: Any,
-        strategy: object,
-        pairs: Iterable[tuple[Any, keras.Variable]],
-        learning_rate: Tensor,
-    ) -> None:
-        """Updates variables for all replicas of a strategy; pairs of (gradient, variable)."""
-        self._distributed_tf_update_step(strategy, pairs, learning_rate)
-
-    def add_gradients(self: Any, grads: list[Any], sums: list[Any]) -> None:
-        """Adds the gradients of a batch to the accumulated ones."""
-        super()._backend_increment_gradient_accumulators(grads, sums)  # type: ignore[misc]
-
-    def sum_replicas(self: Any, pairs: Iterable[tuple[Any, keras.Variable]]) -> Any:
-        """Returns pairs of (gradient summed over the replicas, variable)."""
-        return super()._all_reduce_sum_gradients(pairs)  # type: ignore[misc]
-
-    def _backend_update_step(
-        self, grads: list[Any], trainable_variables: Sequence[keras.Variable], learning_rate: Tensor
-    ) -> None:
-        self.move_replicas(grads, trainable_variables, learning_rate)
-
-    def _backend_increment_gradient_accumulators(
-        self, grads: list[Any], acc_grads: list[Any]
-    ) -> None:
-        self.add_gradients(grads, acc_grads)
-
-    def _all_reduce_sum_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, keras.Variable]]
-    ) -> Any:
-        return self.sum_replicas(grads_and_vars)
+for _part, _of_keras in _PARTS.items():
+    _override(_part, _of_keras)
 
 
 # === The training loop: steps, losses, metrics and epochs of a model ===

@@ -46,7 +46,7 @@ class OptaxBackend(Protocol):
 _native = backend_module("kmodels.training.optax", OptaxBackend, optional=True)
 
 
-class OptaxOptimizer(keras_internals.StepOverAll):
+class OptaxOptimizer(keras_internals.OwnSteps, keras.optimizers.Optimizer):
     """An optimizer of optax as an optimizer of Keras.
 
     `compile` of every task, `TrainStep` and `train_state` make it of an optax object that they get;
@@ -112,7 +112,9 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             # A value may be a weight itself, or twice in the state, and steps donate their arrays.
             self.by_slot[name].assign(keras.ops.copy(value))
 
-    def move_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
+    def update_all(
+        self, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
         """Makes one step of the transformation; a weight without a gradient stays."""
         weights = named(keras_internals.built_for(self))
         by_variable = {id(v): gradient for v, gradient in zip(variables, grads, strict=True)}

@@ -64,7 +64,7 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     return tuple(rate ** (top - depth) for depth in depths)
 
 
-class ParamGroupOptimizer(Checked, keras_internals.OwnDecay):
+class ParamGroupOptimizer(Checked, keras_internals.OwnSteps):
     """First base of an optimizer whose second is Keras' own, or a backend's body of it.
 
     Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`
@@ -184,6 +184,13 @@ class ParamGroupOptimizer(Checked, keras_internals.OwnDecay):
             return grads
         factor = self.accumulate / nonzero(self.total_weight.value)
         return [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
+
+    def clip_all(self, grads: list[Any]) -> Any:
+        """Keras' clipping, of the mean over the weights."""
+        return super().clip_all(self.before_clipping(grads))
+
+    def decay_all(self, variables: Sequence[keras.Variable]) -> None:
+        """Does nothing: the step decays."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Makes one step, unless it is to be skipped."""

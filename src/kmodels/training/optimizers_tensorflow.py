@@ -11,7 +11,7 @@ from kmodels.core.types import Tensor
 from kmodels.training.normalization import BatchWeight, batch_weight, weighed
 
 
-class _Replicated(keras_internals.ReplicatedSteps):
+class _Replicated(keras_internals.OwnSteps):
     """An optimizer that synchronizes replicas only if there are several.
 
     Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
@@ -56,12 +56,12 @@ class _Replicated(keras_internals.ReplicatedSteps):
             or getattr(self, "skip_non_finite", False)
         )
 
-    def move_replicas(
+    def update_all(
         self, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
     ) -> None:
         """Keras' step, or the one step of all replicas."""
         if not _together():
-            super().move_replicas(grads, variables, learning_rate)
+            super().update_all(grads, variables, learning_rate)
             return
         native = [getattr(variable, "value", variable) for variable in variables]
         strategy = keras_internals.strategy_of(self)

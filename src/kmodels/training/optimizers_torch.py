@@ -16,7 +16,7 @@ _KerasAdamW: Any = type(keras.optimizers.AdamW())
 _KerasSGD: Any = type(keras.optimizers.SGD())
 
 
-class _Groups(keras_internals.ParallelSteps):
+class _Groups(keras_internals.OwnSteps):
     """Keras' parallel step with decay and learning rate by variable."""
 
     def apply(self: Any, grads: list[Any], trainable_variables: Any = None) -> Any:
@@ -82,7 +82,7 @@ class _Groups(keras_internals.ParallelSteps):
         internals_torch.add_all_(averages, internals_torch.multiply_all(values, 1 - momentum))
 
 
-class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
+class _Fused(keras_internals.OwnSteps, _KerasAdamW):
     """Keras' AdamW; a variable, its gradient and its two slots are read and written once."""
 
     def move_all(
@@ -113,7 +113,7 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         )  # fmt: skip
 
 
-class _Descent(keras_internals.ParallelSteps, _KerasSGD):
+class _Descent(keras_internals.OwnSteps, _KerasSGD):
     """Keras' SGD; on CUDA the learning rate, which Keras reads in each step, stays there."""
 
     def move_all(

@@ -150,7 +150,7 @@ def vit(dtype: str = BF16, **more: Any) -> Any:
     return preset("vit_debug", models.ViTImageClassifier, dtype, num_classes=10, **more)
 
 
-DROPS = {
+DROPS: dict[str, Any] = {
     "dropout_rate": 0.1, "attention_dropout": 0.1, "drop_path_rate": 0.1, "patch_drop_rate": 0.5,
 }  # fmt: skip
 LOSS = {
@@ -422,7 +422,7 @@ BROKEN = {
     ),
     "descent by Keras": (
         *(alone("ViT, plain SGD"), optimizers_torch._Descent, "move_all"),
-        *(keras_internals.ParallelSteps.move_all, READS),
+        *(keras_internals.OwnSteps.move_all, READS),
     ),
     "an average by a number that is sent": (
         *(alone("ViT, accumulated"), optimizers_torch._Groups, "average_all"),
