@@ -78,10 +78,16 @@ def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "hidden_act": "gelu"}
 
 
-def turning(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the rotary embedding, its draws and the biases that a config.json describes."""
+def turning(path: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Returns the rotary embedding, its draws and the biases that a config.json describes.
+
+    Raises:
+        InputError: for a scaled rotary embedding, as transformers refuses it.
+    """
     get = description.get
     rope = get("rope_parameters") or {}
+    if (kind := rope.get("rope_type") or "default") != "default":
+        raise InputError(f"{path}: rope_type is {kind!r}; only 'default' is supported")
     return {
         "rope_theta": float(rope.get("rope_theta", get("rope_theta", 100.0))),
         **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
@@ -101,7 +107,7 @@ def _read(directory: Directory) -> Reading:
         "use_mask_token": MASK in tensors if weights else True,
         "use_swiglu_ffn": get("use_gated_mlp", False),
         "use_position_embedding": False,
-        **turning(description),
+        **turning(path, description),
     }
     left = {MASK} if overrides.get("use_mask_token") is False else set()
     if REGISTERS in tensors and not tensors[REGISTERS].nbytes:

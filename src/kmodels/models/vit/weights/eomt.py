@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.core.errors import InputError
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
@@ -118,7 +119,7 @@ def _read(directory: Directory) -> Reading:
         backbone |= {
             "use_position_embedding": False,
             "use_swiglu_ffn": get("use_gated_mlp", False),
-            **dinov3.turning(description),
+            **dinov3.turning(path, description),
         }
     else:
         width, ratio = backbone["hidden_dim"], get("mlp_ratio", 4)
@@ -128,8 +129,11 @@ def _read(directory: Directory) -> Reading:
             "use_swiglu_ffn": gated,
             "mlp_dim": dinov2.gated_dim(width, ratio) if gated else int(width * ratio),
         }
-        if gated:
-            backbone["approximate_gelu"] = False
+        if gated and backbone["approximate_gelu"]:  # of the heads alone, which transformers has
+            raise InputError(
+                f"{path}: use_swiglu_ffn with hidden_act {description['hidden_act']!r}; only "
+                "'gelu' is supported"
+            )
     settings = {name: get(name, usual) for name, usual in SETTINGS.items()}
     if (weight := tensors.pop(CLASS_WEIGHTS, None)) is not None:
         settings["no_object_weight"] = round(float(weight.read()[-1]), 6)
