@@ -5,6 +5,7 @@ from kmodels.presets.find import (
     class_below,
     class_of,
     family_of,
+    generation_config_of,
     list_presets,
     locate,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "class_of",
     "export_to_transformers",
     "family_of",
+    "generation_config_of",
     "list_presets",
     "load",
     "locate",

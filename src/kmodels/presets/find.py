@@ -142,6 +142,16 @@ def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
     return cls
 
 
+def generation_config_of(preset: str | Path) -> dict[str, Any]:
+    """Returns the generation_config.json of the language model at a path; {} without one.
+
+    Raises:
+        InputError: if no family can read the path.
+    """
+    checkpoint = open_checkpoint(preset, family_of(preset), {}, False)
+    return checkpoint.task.get("generation_config") or {}
+
+
 def locate(preset: str | Path) -> Path:
     """Returns the local path of a checkpoint, after downloading it from an address.
 

@@ -88,7 +88,14 @@ def load(
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
             others = len(task) < len(checkpoint.task)
             arguments = _of_preprocessor(cls.preprocessor_class, checkpoint, family, config, others)
-            settings["preprocessor"] = cls.preprocessor_class(**arguments)
+            try:
+                settings["preprocessor"] = cls.preprocessor_class(**arguments)
+            except InputError as error:
+                if str(checkpoint.path) in str(error):
+                    raise
+                raise InputError(
+                    f"{checkpoint.path}: its preprocessor: {error}; or give preprocessor=None"
+                ) from error
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
             starts_over = any(v.path.startswith(tuple(skip)) for v in model.weights)

@@ -169,11 +169,13 @@ def open_conversation(
             raise InputError(
                 "--assistant and --prompt-lookup-num-tokens exclude each other; give one of them"
             )
-    Sampler().changed(**(sampling or {}))  # checks the values
+    sampling = sampling or {}
+    Sampler().changed(**sampling)  # names the flag of a wrong value, and not the file
     cls: Any = presets.causal_lm_of(path, whole=True)
     text = cls.preprocessor_class.from_preset(path)
     check_images(text, images, "--image", cls.__name__)
     text.chat_token_ids([[*opening(system), question("Hello", images)]], **(values or {}))
+    sampler = sampler_of(presets.generation_config_of(path)).changed(**sampling)
     drafts: dict[str, Any] = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens}
     if assistant is not None:
         helper: Any = presets.causal_lm_of(assistant)
@@ -194,7 +196,7 @@ def open_conversation(
     if adapter is not None:
         say(f"reading the adapter {adapter}")
         model.load_adapter(adapter)
-    model.use_sampler(sampler_of(model.generation_config).changed(**(sampling or {})))
+    model.use_sampler(sampler)
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
     return Conversation(model, system, max_new_tokens, values or {}, stop, drafts, list(images))
 

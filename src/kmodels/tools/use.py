@@ -320,14 +320,15 @@ def generate(
         raise InputError(f"--as has no effect on the records of {prompts}; leave it out")
     path = model_in(model)
     cls: Any = presets.causal_lm_of(path)
+    sampler = sampler_of(presets.generation_config_of(path)).changed(**sampling)
+    if sampler.greedy:
+        _refuse_draws(context)
     lm = cls.from_preset(path, dtype=precision)
     if lm.preprocessor is None:
         raise InputError(f"{path} holds no tokenizer; put tokenizer.json next to the weights")
     if adapter is not None:
         lm.load_adapter(adapter)
-    lm.use_sampler(sampler_of(lm.generation_config).changed(**sampling))
-    if lm.sampler.greedy:
-        _refuse_draws(context)
+    lm.use_sampler(sampler)
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
     rest = iter(texts)
     while batch := list(islice(rest, batch_size)):

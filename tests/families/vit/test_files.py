@@ -490,7 +490,7 @@ def test_files_of_numpy_go_there_and_back_bit_for_bit():
     assert bits(model) == before
 
 
-def test_an_export_keeps_how_pictures_are_prepared(tmp_path):
+def test_an_export_keeps_how_pictures_are_prepared(tmp_path, caplog):
     model = ViTImageClassifier.from_preset("vit_debug", num_classes=2)
     model.preprocessor = ViTImageClassifier.preprocessor_class(
         (16, 16), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bicubic"
@@ -504,6 +504,28 @@ def test_an_export_keeps_how_pictures_are_prepared(tmp_path):
     held = {"image_processor": {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}}
     (folder / "processor_config.json").write_text(json.dumps(held))
     assert ViTImageClassifier.from_preset(folder).preprocessor.mean == (0.1, 0.2, 0.3)
+    held["image_processor"] |= {"image_mean": [0.25, 0.75], "image_std": [0.5] * 2}
+    (folder / "processor_config.json").write_text(json.dumps(held))
+    assert ViTImageClassifier.from_preset(folder).preprocessor.mean == (0.5,) * 3
+    assert "sets image_mean=[0.25, 0.75] for 3 channels (the mean is taken), whi" in caplog.text
+
+
+def test_an_export_names_rates_that_it_leaves_out(tmp_path, caplog):
+    rates: Any = {"drop_path_rate": 0.1, "attention_dropout": 0.2, "patch_drop_rate": 0.5}
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=2, dropout=0.3, **rates)
+    model.export_to_transformers(tmp_path / "out")
+    lost = "ViT has no drop_path_rate=0.1, patch_drop_rate=0.5, dropout=0.3; the exported"
+    assert lost in caplog.text
+    described = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert described["attention_probs_dropout_prob"] == 0.2
+
+
+def test_a_preprocessor_that_does_not_fit_is_named_with_its_file(references, tmp_path):
+    changes = {"pretrained_cfg": {"interpolation": "box", "mean": [0.5] * 3, "std": [0.5] * 3}}
+    folder = copied(references, TIMM, tmp_path / "it", changes)
+    message = f"{folder}: its preprocessor: interpolation is 'box'; .*; or give preprocessor=None"
+    refused(message, ViTImageClassifier.from_preset, folder)
+    assert ViTImageClassifier.from_preset(folder, preprocessor=None).preprocessor is None
 
 
 def test_a_mask_token_can_be_left_aside_on_the_way_to_timm(references, tmp_path):

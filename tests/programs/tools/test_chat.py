@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,6 +276,7 @@ class TakesImages:
     """Stands for a preprocessor and a model with images; it keeps what it is asked."""
 
     takes_images = True
+    tokenizer: Any
 
     def __init__(self):
         self.preprocessor = self
@@ -287,7 +289,7 @@ class TakesImages:
         stream(0, reply)
         return reply
 
-    reply = "so"
+    reply: Any = "so"
 
 
 def asks(text, *images):
@@ -360,12 +362,13 @@ def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path
             raise AssertionError("weights are read")
 
     monkeypatch.setattr(chat.presets, "causal_lm_of", lambda path, whole: Model)
+    path = references / "gemma3_vision" / "model"
     damaged = tmp_path / "damaged.png"
     damaged.write_bytes(b"no image")
     for images, message in (
         (["https://a.b/c.png"], "is an address of the web; download it first"),
         ([str(damaged)], "not an image that Pillow reads"),
     ):
-        refused(message, open_conversation, "model", print, images=images)
+        refused(message, open_conversation, path, print, images=images)
     with pytest.raises(AssertionError, match="weights are read"):
-        open_conversation("model", print, images=[picture])
+        open_conversation(path, print, images=[picture])

@@ -253,6 +253,13 @@ def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
     greedy = ("--temperature", "0", "--top-k", "3")
     assert run("generate", tmp_path / "absent", *absent, *greedy) == 2
     assert "--top-k has no effect at temperature 0" in capsys.readouterr().err
+    language[0].export_to_transformers(damaged := tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")  # which would be read next
+    (damaged / "generation_config.json").write_text('{"do_sample": true, "top_p": 2.0}')
+    (tmp_path / "prompts.txt").write_text("a")
+    for command in (("generate", "--prompts", tmp_path / "prompts.txt"), ("chat",)):
+        assert run(command[0], *command[1:], damaged) == 2
+        assert "top_p is 2.0" in capsys.readouterr().err
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "a"}]}')
     for flags, message in (

@@ -79,10 +79,10 @@ class Augment:
                 )
         if self.rand_augment is not None:
             count, strength, *deviation = self.rand_augment
-            if count < 1 or not 0 <= strength <= 10 or min(deviation, default=0) < 0:
+            if not 1 <= count <= 100 or not 0 <= strength <= 10 or min(deviation, default=0) < 0:
                 raise InputError(
-                    f"rand_augment is {self.rand_augment}; give (n, m) with n >= 1, 0 <= m <= 10, "
-                    "or (n, m, d) with a deviation d >= 0"
+                    f"rand_augment is {self.rand_augment}; give (n, m) with 100 >= n >= 1, "
+                    "0 <= m <= 10, or (n, m, d) with a deviation d >= 0"
                 )
             if self.rand_augment_kind == "big_vision" and deviation:
                 raise InputError("rand_augment of big_vision has no deviation; give (n, m)")

@@ -80,6 +80,10 @@ class ImageLoader(ResumableBatches):
         super().__init__(workers=1, use_multiprocessing=False)
         check_channels_last()
         check_whole("workers", workers, 0)
+        if not isinstance(augment, Augment | None):
+            raise InputError(f"augment is {augment!r}; give an Augment, or None")
+        if not isinstance(resizing, Resizing):
+            raise InputError(f"resizing is {resizing!r}; give a Resizing")
         if augment is not None and augment.mixes:
             if one_hot not in (None, augment.num_classes):
                 raise InputError(
@@ -189,7 +193,7 @@ class ViewLoader(ImageLoader):
         super().__init__(source, batch_size, **settings)
         if settings.get("augment") is not None:
             raise InputError("augment is set beside views; give each view its own Augment")
-        if not views or any(augment.mixes for augment in views):
+        if not views or not all(isinstance(one, Augment) and not one.mixes for one in views):
             raise InputError("views are none, or mix images; give an Augment without mixing each")
         self._make_by(ViewMaker, views=tuple(views))
 

@@ -236,6 +236,11 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
+    if settings["do_normalize"]:
+        for name in ("image_mean", "image_std"):
+            values = settings[name]
+            if isinstance(values, list) and len(values) != channels and len(set(values)) > 1:
+                ignored.append(f"{name}={values!r} for {channels} channels (the mean is taken)")
     arguments: dict[str, Any] = {
         **_statistics(settings, channels),
         "interpolation": INTERPOLATION.get(resample, "bilinear"),

@@ -18,6 +18,13 @@ log = logging.getLogger("kmodels")
 Settings = Mapping[str, Any]
 BIAS, UNBIASED = "a bias of the patches", "biases of some projections of the attention alone"
 ROTARY = "a rotary embedding"
+# Rates in training, and their names in a config.json; not every model of transformers has them.
+RATES: dict[str, tuple[str, ...]] = {
+    "dropout_rate": ("hidden_dropout_prob",),
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
+    "drop_path_rate": ("drop_path_rate",),
+    "patch_drop_rate": (),
+}
 NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
 
 
@@ -177,6 +184,18 @@ def transformers_form(
         "num_channels": channels,
         **form.describe(config, settings),
     }
+    rates = {name: getattr(config, name) for name in RATES} | {"dropout": settings.get("dropout")}
+    lost = [
+        f"{name}={rate}"
+        for name, rate in rates.items()
+        if rate and described.keys().isdisjoint(RATES.get(name, ()))
+    ]
+    if lost:
+        log.warning(
+            "transformers' %s has no %s; the exported model is trained without",
+            form.name,
+            ", ".join(lost),
+        )
     if head(settings) == LOGITS:
         classes = settings.get("class_names")
         classes = classes or [f"LABEL_{i}" for i in range(settings["num_classes"])]
