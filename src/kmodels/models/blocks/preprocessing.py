@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -111,7 +112,8 @@ class Preprocessor(Checked, keras.layers.Layer, metaclass=_Constructed):
         if any(map(in_graph, firsts)):
             from kmodels.models.blocks import preprocessing_tensorflow
 
-            return preprocessing_tensorflow.call(self, (x, y, sample_weight), kwargs)
+            functions = (partial(one, **kwargs) for one in (self.call, self.compute_output_spec))
+            return preprocessing_tensorflow.call(*functions, x, y, sample_weight)
         return self.call(on_host(x), y, sample_weight, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:

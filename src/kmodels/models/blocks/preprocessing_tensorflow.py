@@ -1,6 +1,6 @@
 """Preprocessors inside tf.data, with any backend of Keras."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,22 +11,14 @@ from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import on_host
 
 
-def call(layer: keras.Layer, data: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
-    """Calls a preprocessor on symbolic tensors: its NumPy code becomes one step of the graph.
+def call(compute: Callable[..., Any], spec_of: Callable[..., Any], *data: Any) -> Any:
+    """Makes one step of the graph of NumPy code: `compute` of symbolic tensors, nested or None.
 
-    Args:
-        layer: a `Preprocessor`.
-        data: x, y and sample_weight; the last two may be None.
-        kwargs: further arguments of its `call`.
-
-    Returns:
-        Tensors in the structure, shapes and dtypes that the layer's `compute_output_spec` tells.
-
-    Raises:
-        InputError: for sparse tensors, or those whose number of axes is unknown.
+    The results are tensors with the structure, shapes and dtypes that `spec_of` returns for
+    `keras.KerasTensor` in place of the data.
     """
     tensors = keras.tree.map_structure(lambda x: None if x is None else _tensor(x), data)
-    promised = layer.compute_output_spec(*keras.tree.map_structure(_spec, tensors), **kwargs)
+    promised = spec_of(*keras.tree.map_structure(_spec, tensors))
     wanted = keras.tree.flatten(promised)
 
     # Keras' trees flatten dictionaries in another order than they map them in, on torch.
@@ -36,7 +28,7 @@ def call(layer: keras.Layer, data: tuple[Any, Any, Any], kwargs: dict[str, Any])
         values = iter(arrays)
         filled = [None if x is None else _joined(x, values) for x in leaves]
         parts = keras.tree.pack_sequence_as(tensors, filled)
-        results = keras.tree.flatten(layer.call(*parts, **kwargs))
+        results = keras.tree.flatten(compute(*parts))
         return [_array(x, spec.dtype) for x, spec in zip(results, wanted, strict=True)]
 
     inputs = [part for x in leaves if x is not None for part in _parts(x)]

@@ -233,8 +233,9 @@ class CausalLMPreprocessor(TextPreprocessor):
         elif any(map(in_graph, keras.tree.flatten(x)[:1])):
             from kmodels.models.blocks import preprocessing_tensorflow
 
-            settings = {"sequence_length": sequence_length}
-            return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)
+            functions = (self.generate_preprocess, self._inputs_spec)
+            fixed = (functools.partial(one, sequence_length=sequence_length) for one in functions)
+            return preprocessing_tensorflow.call(*fixed, x)
         else:
             records, is_batch = self._records(x)
             prompts = self._prompts(records)
@@ -396,21 +397,6 @@ class CausalLMPreprocessor(TextPreprocessor):
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "template": self.template, "loss_on": self.loss_on}
-
-
-class _Prompts:
-    """`generate_preprocess` in the form in which tf.data calls a preprocessor."""
-
-    def __init__(self, preprocessor: CausalLMPreprocessor):
-        self.preprocessor = preprocessor
-
-    def call(self, x: Data, y: Data, sample_weight: Data, **settings: Any) -> dict[str, Any]:
-        return self.preprocessor.generate_preprocess(x, **settings)
-
-    def compute_output_spec(
-        self, x: Data, y: Data, sample_weight: Data, sequence_length: int | None
-    ) -> dict[str, Any]:
-        return self.preprocessor._inputs_spec(x, sequence_length)
 
 
 def _per_row(sample_weight: Data, rows: int) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -14,6 +14,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks import module_names
 from kmodels.models.blocks.encoder_rules import below
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.inputs import NAMES
@@ -30,8 +31,8 @@ from kmodels.models.gemma.text import (
     Gemma4Tokenizer,
     without_sound,
 )
-from kmodels.models.gemma_vision import gemma4_huggingface
 from kmodels.models.gemma_vision.gemma4_encoder import (
+    BOUNDS,
     Gemma4VisionEmbedder,
     Gemma4VisionEncoder,
     PatchFeatures,
@@ -55,7 +56,7 @@ from kmodels.models.gemma_vision.preprocessor import (
 )
 from kmodels.registry import Family
 from kmodels.text import Example, Tokenizer
-from kmodels.weights import LazyArray, Rule
+from kmodels.weights import LazyArray, Rule, transpose
 
 # === Config ===
 
@@ -107,6 +108,34 @@ class Gemma4ImageTextConfig(ImageTextConfig):
 
 # === Model ===
 
+# Names of the parts in transformers' files: of the text, of the tower's blocks and their linear
+# layers, and of the embedder of Gemma 4 12B, which has no tower.
+LANGUAGE, TOWER, PROJECTOR = "model.language_model.", "model.vision_tower.", "model.embed_vision."
+BLOCK, EMBEDDER = f"{TOWER}encoder.layers.{{i}}.", "model.vision_embedder."
+LAYERS = {
+    **{"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"},
+    **{"output": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj"},
+    "down": "mlp.down_proj",
+}
+PEFT_TOWER = {
+    "patch_embedding": "model.vision_tower.patch_embedder.input_proj",
+    "input_projection": "model.embed_vision.embedding_projection",
+    **{f"block_{{i}}/{ours}": f"{BLOCK}{theirs}.linear" for ours, theirs in LAYERS.items()},
+}
+PEFT_EMBEDDER = {
+    "patch_embedding": "model.embed_vision.patch_dense",
+    "input_projection": "model.embed_vision.multimodal_embedder.embedding_projection",
+}
+
+
+def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
+    """See `Backbone.peft_names`."""
+    encoder = getattr(model, "backbone", model).vision_encoder
+    texts = module_names.names(model, (LANGUAGE,), heads=("lm_head",))
+    vision = PEFT_TOWER if isinstance(encoder, Gemma4VisionEncoder) else PEFT_EMBEDDER
+    names = {f"vision_encoder/{ours}": theirs for ours, theirs in vision.items()}
+    return [{**texts[0], **names}, *texts[1:]]
+
 
 PIXELS = ("pixel_values", "pixel_position_ids")
 
@@ -141,7 +170,7 @@ class Gemma4ImageTextBackbone(ImageTextBackbone, Gemma4Backbone):
     takes = (*NAMES, *PIXELS, *PLACES)
     absent = ("padding_mask", *PIXELS, "vision_mask")
     image_inputs = PIXELS
-    peft_names = staticmethod(gemma4_huggingface.peft_names)
+    peft_names = staticmethod(peft_names)
 
     @in_order(*ORDER_4)
     def __init__(self, *, vision_encoder: PatchFeatures | Mapping[str, Any], **fields: Any):
@@ -487,16 +516,148 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
 # === Hugging Face ===
 
 
-# For each `model_type` its vision half, the class, and the default of use_bidirectional_attention.
-KINDS: dict[str, tuple[gemma4_huggingface.VisionFiles, str, str | None]] = {
-    "gemma4": (gemma4_huggingface.TOWER_FILES, "Gemma4ForConditionalGeneration", None),
-    "gemma4_unified": (
-        *(gemma4_huggingface.EMBEDDER_FILES, "Gemma4UnifiedForConditionalGeneration", "vision"),
+# Arguments of the layer, with the settings of the same meaning and their usual values.
+TOWER_SETTINGS: dict[str, tuple[str, Any]] = {
+    "patch_size": ("patch_size", 16),
+    "num_heads": ("num_attention_heads", 12),
+    "hidden_dim": ("hidden_size", 768),
+    "num_layers": ("num_hidden_layers", 16),
+    "intermediate_dim": ("intermediate_size", 3072),
+    "head_dim": ("head_dim", 64),
+    "num_key_value_heads": ("num_key_value_heads", 12),
+    "pool_size": ("pooling_kernel_size", 3),
+    "position_embedding_size": ("position_embedding_size", 10_240),
+    "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
+    "dropout": ("attention_dropout", 0.0),
+    "use_clipped_linears": ("use_clipped_linears", False),
+    "standardize": ("standardize", False),
+}
+ROPE = {"rope_type": "axial", "rope_theta": 100.0}
+# The published files have the older name.
+AXIAL = ("axial", "default")
+TOWER_NORMS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
+    "self_attn.q_norm": "query_norm",
+    "self_attn.k_norm": "key_norm",
+}
+EMBEDDER_SETTINGS: dict[str, tuple[str, Any]] = {
+    "patch_size": ("patch_size", 16),
+    "pool_size": ("pooling_kernel_size", 3),
+    "hidden_dim": ("mm_embed_dim", 3840),
+    "position_embedding_size": ("mm_posemb_size", 1120),
+    "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
+}
+EMBEDDER_NORMS = {
+    "patch_ln1": "patch_norm",
+    "patch_ln2": "patch_embedding_norm",
+    "pos_norm": "position_norm",
+}
+
+
+def _tower_rules(encoder: Gemma4VisionEncoder) -> list[Rule]:
+    front = f"{TOWER}patch_embedder."
+    table = [
+        Rule(f"{front}input_proj.weight", "patch_embedding/kernel", transpose),
+        Rule(f"{front}position_embedding_table", "position_embeddings"),
+        Rule(f"{PROJECTOR}embedding_projection.weight", "input_projection/kernel", transpose),
+    ]
+    for theirs, ours in TOWER_NORMS.items():
+        table.append(Rule(f"{BLOCK}{theirs}.weight", f"block_{{i}}/{ours}/scale"))
+    for ours, theirs in LAYERS.items():
+        place = f"block_{{i}}/{ours}"
+        table.append(Rule(f"{BLOCK}{theirs}.linear.weight", f"{place}/kernel", transpose))
+        if encoder.use_clipped_linears:
+            table += [Rule(f"{BLOCK}{theirs}.{name}", f"{place}/{name}") for name in BOUNDS]
+    if encoder.standardize:
+        table += [Rule(f"{TOWER}{name}", name) for name in ("std_bias", "std_scale")]
+    return table
+
+
+def _read_tower(vision: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    rope = {**ROPE, **(vision.get("rope_parameters") or {})}
+    activation = vision.get("hidden_activation", "gelu_pytorch_tanh")
+    dropout = vision.get("attention_dropout") or 0.0
+    return {"rope_max_wavelength": rope["rope_theta"], "dropout": dropout}, {
+        f"hidden_activation={activation!r} of the vision tower": activation != "gelu_pytorch_tanh",
+        "attention_bias of the vision tower": vision.get("attention_bias"),
+        f"rope_type={rope['rope_type']!r} of the vision tower": rope["rope_type"] not in AXIAL,
+    }
+
+
+def _write_tower(encoder: Gemma4VisionEncoder) -> dict[str, Any]:
+    rope = {**ROPE, "rope_theta": encoder.rope_max_wavelength}
+    return {"hidden_activation": "gelu_pytorch_tanh", "rope_parameters": rope}
+
+
+def _embedder_rules(encoder: Gemma4VisionEmbedder) -> list[Rule]:
+    table = [
+        Rule(f"{EMBEDDER}{theirs}.{theirs_end}", f"{ours}/{end}")
+        for theirs, ours in EMBEDDER_NORMS.items()
+        for theirs_end, end in (("weight", "scale"), ("bias", "bias"))
+    ]
+    return [
+        *table,
+        Rule(f"{EMBEDDER}patch_dense.weight", "patch_embedding/kernel", transpose),
+        Rule(f"{EMBEDDER}patch_dense.bias", "patch_embedding/bias"),
+        Rule(f"{EMBEDDER}pos_embedding", "position_embeddings"),
+        Rule(f"{PROJECTOR}embedding_projection.weight", "input_projection/kernel", transpose),
+    ]
+
+
+def _read_embedder(vision: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    inner = vision.get("mm_embed_dim", EMBEDDER_SETTINGS["hidden_dim"][1])
+    width = vision.get("output_proj_dims", inner)
+    return {}, {f"output_proj_dims={width}, which is to be mm_embed_dim": width != inner}
+
+
+class Kind(NamedTuple):
+    """A Gemma 4 with images in transformers' files.
+
+    Attributes:
+        architecture: transformers' class.
+        sees: default of `use_bidirectional_attention`.
+        vision: `model_type` of the vision_config.
+        settings: arguments of the encoder to the settings of the same meaning and their defaults.
+        read: a vision_config to further arguments, and what is not supported, True if it is used.
+        write: an encoder to further settings.
+        rules: an encoder to its rules, with the names of the published files.
+    """
+
+    architecture: str
+    sees: str | None
+    vision: str
+    settings: Mapping[str, tuple[str, Any]]
+    read: Callable[[Mapping[str, Any]], tuple[dict[str, Any], dict[str, object]]]
+    write: Callable[[Any], dict[str, Any]]
+    rules: Callable[[Any], list[Rule]]
+
+
+# By `model_type`.
+KINDS = {
+    "gemma4": Kind(
+        "Gemma4ForConditionalGeneration",
+        None,
+        "gemma4_vision",
+        TOWER_SETTINGS,
+        _read_tower,
+        _write_tower,
+        _tower_rules,
+    ),
+    "gemma4_unified": Kind(
+        "Gemma4UnifiedForConditionalGeneration",
+        "vision",
+        "gemma4_unified_vision",
+        EMBEDDER_SETTINGS,
+        _read_embedder,
+        lambda encoder: {"output_proj_dims": encoder.hidden_dim},
+        _embedder_rules,
     ),
 }
 AUDIO = ("audio_tower", "embed_audio")
-LANGUAGE, IMAGE_TOKEN = "model.language_model.", "image_token_id"
-SEES = "use_bidirectional_attention"
+IMAGE_TOKEN, SEES = "image_token_id", "use_bidirectional_attention"
 
 
 def kind_of(config: Gemma4ImageTextConfig) -> str:
@@ -507,19 +668,22 @@ def kind_of(config: Gemma4ImageTextConfig) -> str:
 
 def rules(config: Gemma4ImageTextConfig) -> list[Rule]:
     """Returns the rules of a config, with transformers' names."""
-    vision = KINDS[kind_of(config)][0].rules(config.encoder())
+    vision = KINDS[kind_of(config)].rules(config.encoder())
     return [*text.rules(config, LANGUAGE), *below("vision_encoder", vision)]
 
 
 def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of `Gemma4ImageTextConfig` for a config.json."""
-    vision, _, usual = KINDS[description["model_type"]]
-    encoder, wrong = vision.settings(description["vision_config"])
+    kind, vision = KINDS[description["model_type"]], description["vision_config"]
+    encoder = {ours: vision.get(theirs, usual) for ours, (theirs, usual) in kind.settings.items()}
+    more, wrong = kind.read(vision)
+    named = vision.get("model_type", kind.vision)
+    wrong = {f"model_type={named!r} of the vision_config": named != kind.vision, **wrong}
     decoder.refuse(path, wrong)
-    sees = (description.get("text_config") or {}).get(SEES, usual)
+    sees = (description.get("text_config") or {}).get(SEES, kind.sees)
     return {
         **text.backbone_fields(path, description),
-        "vision_encoder": encoder,
+        "vision_encoder": {**encoder, **more},
         "image_token_id": description.get(IMAGE_TOKEN, Gemma4ImageTextConfig.image_token_id),
         "use_vision_bidirectional_attention": sees == "vision",
     }
@@ -528,14 +692,18 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`."""
     config = getattr(model, "backbone", model).config
-    vision, name, _ = KINDS[kind := kind_of(config)]
+    kind, encoder = KINDS[name := kind_of(config)], config.encoder()
     sees = "vision" if config.use_vision_bidirectional_attention else None
-    written = {**form_of_text(model)[0], "model_type": f"{kind}_text", SEES: sees}
+    written = {**form_of_text(model)[0], "model_type": f"{name}_text", SEES: sees}
     form = {
-        "architectures": [name],
-        "model_type": kind,
+        "architectures": [kind.architecture],
+        "model_type": name,
         "text_config": written,
-        "vision_config": vision.form(config.encoder()),
+        "vision_config": {
+            "model_type": kind.vision,
+            **{theirs: getattr(encoder, ours) for ours, (theirs, _) in kind.settings.items()},
+            **kind.write(encoder),
+        },
         "audio_config": None,
         IMAGE_TOKEN: config.image_token_id,
         "tie_word_embeddings": config.tie_word_embeddings,

@@ -22,7 +22,7 @@ from kmodels.text.chat_template import Rendered
 from kmodels.text.records import PICTURES, has_picture
 from kmodels.text.settings import token_text
 from kmodels.text.templates import AUTO, Part, Written
-from kmodels.text.texts import as_text, in_graph
+from kmodels.text.texts import as_text
 
 # === Files of transformers' processors ===
 
@@ -390,21 +390,6 @@ def _filled(text: str, marker: str, left: Iterator[str]) -> str:
 # === Symbolic records, inside tf.data ===
 
 
-def check_graph(x: Data, crops: bool) -> None:
-    """Raises `InputError` for symbolic images whose number is not known before they are read.
-
-    With `crops`, it depends on the shapes of images.
-    """
-    images = list(_images(x).values())
-    if not any(in_graph(leaf) for leaf in images):
-        return
-    if crops:
-        raise InputError(
-            "images with do_pan_and_scan cannot be preprocessed inside tf.data's map; give fit the "
-            "records, or an iterable of batches"
-        )
-
-
 def without_images(x: Data) -> tuple[Any, int | None]:
     """Returns symbolic texts without their images, and how many images each of them has.
 
@@ -546,24 +531,6 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         soft = self.image_tokens["image_token"] * count
         return f"{self.image_tokens['boi_token']}{soft}{self.image_tokens['eoi_token']}"
 
-    def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
-        """Returns inputs of the model for raw data, see the class."""
-        check_graph(x, self.image_converter.do_pan_and_scan)
-        return super().__call__(x, y, sample_weight, **kwargs)
-
-    def generate_preprocess(self, x: Data, sequence_length: int | None = None) -> dict[str, Any]:
-        """Returns inputs for prompts with their images, see `CausalLMPreprocessor`.
-
-        Args:
-            x: prompts, or records as of the class.
-            sequence_length: tokens of a row.
-
-        Raises:
-            InputError: as the class.
-        """
-        check_graph(x, self.image_converter.do_pan_and_scan)
-        return super().generate_preprocess(x, sequence_length)
-
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
         """Returns text of token ids without those of images, see `CausalLMPreprocessor`."""
         ids, mask = np.asarray(x["token_ids"]), np.asarray(x["padding_mask"]).astype(bool)
@@ -668,6 +635,12 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         raise NotImplementedError
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
+        if _images(x) and self.image_converter.do_pan_and_scan:
+            # The number of crops depends on the shapes of images.
+            raise InputError(
+                "images with do_pan_and_scan cannot be preprocessed inside tf.data's map; give fit "
+                "the records, or an iterable of batches"
+            )
         texts, count = without_images(x)
         specs = super()._inputs_spec(texts, sequence_length)
         rows = specs["token_ids"].shape[:-1]
