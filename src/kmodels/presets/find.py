@@ -189,7 +189,11 @@ def open_checkpoint(
     if path.is_dir() and (path / "config.json").is_file():
         description = read_json(path / "config.json")
     if native.is_ours(path, description):
-        return _open_own(path, description, family, weights)
+        checkpoint = native.open_checkpoint(path, description, weights)
+        if (own := description.get("family")) != family.name:
+            raise InputError(f"{path} holds a model of the family {own!r}, not {family.name!r}")
+        config = family.backbone.make_config(**checkpoint.backbone)
+        return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
     _check_quantization(path, description)
     for form in family.formats:
         if form.matches(path, description):
@@ -371,16 +375,6 @@ def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> di
     if number == 1 and "model_type" in description:
         problem = problem or PROBLEM_TYPES[0]  # as transformers trains a head of one output
     return labels if problem is None else {**labels, "problem_type": problem}
-
-
-def _open_own(
-    path: Path, description: dict[str, Any], family: Family, weights: bool
-) -> SourceCheckpoint:
-    checkpoint = native.open_checkpoint(path, description, weights)
-    if (own := description.get("family")) != family.name:
-        raise InputError(f"{path} holds a model of the family {own!r}, not {family.name!r}")
-    config = family.backbone.make_config(**checkpoint.backbone)
-    return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
 
 
 def _unknown(name: str, known: list[str]) -> InputError:

@@ -311,7 +311,9 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         if weights:
             warn_of_decoder(path, description)
         config = self.config_class(**backbone)
-        tensors = _tensors(path, tuple(unused(config))) if weights else {}
+        ends = ("rotary_emb.inv_freq", *unused(config))
+        stored = read_safetensors(path) if weights else {}
+        tensors = {name: x for name, x in stored.items() if not name.endswith(ends)}
         backbone, tensors = with_output_layer(path, backbone, tensors)
         config = self.config_class(**backbone)
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
@@ -333,15 +335,6 @@ def warn_of_decoder(path: Path, description: Mapping[str, Any]) -> None:
     """Logs a warning with the settings of a decoder's config.json that are not known."""
     settings = {**description, **(description.get("text_config") or {})}
     warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
-
-
-def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
-    """Returns the tensors of a directory except those with these ends and rotary tables."""
-    return {
-        name: tensor
-        for name, tensor in read_safetensors(path).items()
-        if not name.endswith(("rotary_emb.inv_freq", *ends))
-    }
 
 
 def with_output_layer(
@@ -406,31 +399,24 @@ def transformers_form(
     architectures with the output layer and without it; `more` has the settings that not every
     decoder has.
     """
-    backbone = getattr(model, "backbone", model)
-    kind, causal, bare = names
+    backbone, tokenizer = getattr(model, "backbone", model), tokenizer_in(model)
+    config, (kind, causal, bare) = backbone.config, names
     # What an embedder has behind its backbone lies beside it.
     has_head = backbone is not model and not hasattr(model, "beside_transformer")
-    is_bare = not has_head and backbone.config.tie_word_embeddings
+    is_bare = not has_head and config.tie_word_embeddings
+    fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
     form = {
         "architectures": [bare if is_bare else causal],
         "model_type": kind,
-        **_form(model),
-        **more,
-    }
-    return form, {}, table(backbone.config, "" if is_bare else "model."), {}
-
-
-def _form(model: keras.Model) -> dict[str, Any]:
-    config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
-    fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
-    return {
         **{name: value for name, value in fields.items() if value is not None},
         "intermediate_size": config.mlp_dim,
         "attention_bias": config.block(0).use_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
         **token_ids(model),
         **({} if tokenizer is None else {"eos_token_id": list(tokenizer.stop_token_ids)}),
+        **more,
     }
+    return form, {}, table(config, "" if is_bare else "model."), {}
 
 
 def tokenizer_in(model: keras.Model) -> Tokenizer | None:

@@ -195,7 +195,7 @@ class PlainFiles:
     def gguf_form(self, config: PlainConfig) -> GGUFForm:
         """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
         rope, constants = config.rope, {}
-        absent = without_place_in_yarn(rope.yarn)
+        absent: dict[str, object] = {**without_place_in_yarn(rope.yarn)}
         for name in ("attention_bias", *self.without_place):
             absent[name] = getattr(config, name)
         keys = settings(config, config.head_dim, rope.base, rope.scaling)
@@ -212,6 +212,6 @@ class PlainFiles:
             architecture=self.architecture,
             settings=keys,
             vocabulary=BYTES,
-            absent=[name for name, there in absent.items() if there],
+            absent=absent,
             constants=constants,
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.blocks.config import BlockConfig, DecoderConfig
+from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.encoder_config import EncoderConfig
 
 
@@ -79,32 +79,31 @@ class Sizes:
 
 def sizes(config: DecoderConfig) -> Sizes:
     """Returns the sizes of a decoder and of each of its blocks."""
-    blocks = [config.block(i) for i in range(config.num_layers)]
+    blocks = [
+        BlockSizes(
+            heads=block.num_query_heads,
+            groups=0 if block.key_value_source is not None else block.num_key_value_heads,
+            head_dim=block.head_dim,
+            mlp_dim=block.mlp_dim,
+            post_norms=block.use_post_attention_norm or block.use_post_mlp_norm,
+            head_norms=block.use_query_key_norm,
+            window=block.window,
+            soft_cap=block.soft_cap,
+            dropout=block.dropout,
+            attention_dropout=block.dropout,
+            per_layer=block.per_layer_dim,
+            experts=block.num_experts,
+            experts_per_token=block.num_experts_per_token,
+            expert_dim=block.expert_dim,
+        )
+        for block in map(config.block, range(config.num_layers))
+    ]
     return Sizes(
-        blocks=tuple(map(_of_block, blocks)),
+        blocks=tuple(blocks),
         width=config.hidden_dim,
         vocabulary=config.vocabulary_size,
         gated=True,
         causal=config.is_causal,
-    )
-
-
-def _of_block(block: BlockConfig) -> BlockSizes:
-    return BlockSizes(
-        heads=block.num_query_heads,
-        groups=0 if block.key_value_source is not None else block.num_key_value_heads,
-        head_dim=block.head_dim,
-        mlp_dim=block.mlp_dim,
-        post_norms=block.use_post_attention_norm or block.use_post_mlp_norm,
-        head_norms=block.use_query_key_norm,
-        window=block.window,
-        soft_cap=block.soft_cap,
-        dropout=block.dropout,
-        attention_dropout=block.dropout,
-        per_layer=block.per_layer_dim,
-        experts=block.num_experts,
-        experts_per_token=block.num_experts_per_token,
-        expert_dim=block.expert_dim,
     )
 
 

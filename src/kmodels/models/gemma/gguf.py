@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks.config import GLOBAL, LOCAL, kv_sources
 from kmodels.models.blocks.gguf import reading, tensors
 from kmodels.models.blocks.gguf.writing import (
@@ -132,8 +133,7 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
             int(get("rope.dimension_count_swa", narrow)) != narrow
         ),
     }
-    if problems := [name for name, there in wrong.items() if there]:
-        raise InputError(f"{file.path}: the model has no counterpart for {', '.join(problems)}")
+    decoder.refuse(file.path, wrong)
     everywhere = next(iter(heads.get(GLOBAL, ())), None)
     local = next(iter(heads.get(LOCAL, ())), everywhere)
     table, width = file.tensors.get(tensors.PER_LAYER_TABLE), int(get(NEEDED_4[-1]))
@@ -200,17 +200,18 @@ def form(config: GemmaConfig) -> GGUFForm:
     )
 
 
-def _without_place(config: GemmaConfig) -> list[str]:
-    """Returns the settings that would be lost or ambiguous in the file."""
-    everywhere = {"use_bidirectional_attention": config.use_bidirectional_attention}
+def _without_place(config: GemmaConfig) -> dict[str, object]:
+    """Returns the settings that would be lost or ambiguous in the file, True if in force."""
+    everywhere: dict[str, object] = {
+        "use_bidirectional_attention": config.use_bidirectional_attention
+    }
     if config.generation < 3:  # llama.cpp reads no output layer
         everywhere["tie_word_embeddings=False"] = not config.tie_word_embeddings
     if config.generation < 4:
         everywhere |= dict.fromkeys(config.of_gemma_4, True)
-        everywhere |= without_place_in_yarn(config.global_rope_yarn)
-        return [name for name, there in everywhere.items() if there]
+        return everywhere | without_place_in_yarn(config.global_rope_yarn)
     rows = config.per_layer_vocabulary if config.hidden_size_per_layer_input else None
-    absent = {
+    return {
         **everywhere,
         "enable_moe_block": config.enable_moe_block,
         f"vocab_size_per_layer_input={rows}, which is to be vocabulary_size": (
@@ -218,7 +219,6 @@ def _without_place(config: GemmaConfig) -> list[str]:
         ),
         "keys and values of these layers for those that share": shares_otherwise(config),
     }
-    return [name for name, there in absent.items() if there]
 
 
 def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:

@@ -127,9 +127,11 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         return _gemma_4_fields(path, text) | tied
     fields = decoder.fields(text) | tied
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
-    rope = _rope(path, text)
+    if generation < 3:
+        rope = _rope(path, text, "", "rope_theta", 10_000.0)
+        fields |= {**rope_fields("local", rope), **rope_fields("global", rope)}
     if generation == 1:
-        return fields | rope_everywhere(rope("", "rope_theta", 10_000.0))
+        return fields
     fields |= GEMMA_2 if generation == 2 else GEMMA_3
     pattern = _pattern(text, fields["sliding_window_pattern"])
     fields |= {
@@ -142,31 +144,21 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         **pattern,
     }
     if generation == 2:
-        return fields | rope_everywhere(rope("", "rope_theta", 10_000.0))
-    return fields | {
-        **rope_fields("local", rope(LOCAL, "rope_local_base_freq", 10_000.0)),
-        **rope_fields("global", rope(GLOBAL, "rope_theta", 1_000_000.0)),
-    }
+        return fields
+    local = _rope(path, text, LOCAL, "rope_local_base_freq", 10_000.0)
+    everywhere = _rope(path, text, GLOBAL, "rope_theta", 1_000_000.0)
+    return {**fields, **rope_fields("local", local), **rope_fields("global", everywhere)}
 
 
-def rope_everywhere(rope: Rope) -> dict[str, Any]:
-    """Returns the fields of a model with the same rotary position embedding in all layers."""
-    return {**rope_fields("local", rope), **rope_fields("global", rope)}
-
-
-def _rope(path: Path, text: dict[str, Any]) -> Any:
-    """Returns a function that reads a rotary embedding as transformers 4 or 5 writes it."""
+def _rope(path: Path, text: dict[str, Any], kind: str, name: str, default: float) -> Rope:
+    """Returns the rotary embedding of a kind of layers, or of all, from transformers 4 or 5."""
     new, old = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
-
-    def read(kind: str, name: str, default: float) -> Rope:
-        # As in transformers, the older name takes precedence.
-        if not kind:
-            length = text["max_position_embeddings"]
-            return decoder.rope(path, old or new, text.get(name), default, length)
-        scaling = {**(new.get(kind) or {}), **(old if kind == GLOBAL else {})}
-        return rope_of_kind(path, kind, scaling, text.get(name), default)
-
-    return read
+    # As in transformers, the older name takes precedence.
+    if not kind:
+        length = text["max_position_embeddings"]
+        return decoder.rope(path, old or new, text.get(name), default, length)
+    scaling = {**(new.get(kind) or {}), **(old if kind == GLOBAL else {})}
+    return rope_of_kind(path, kind, scaling, text.get(name), default)
 
 
 def _pattern(text: dict[str, Any], usual: int) -> dict[str, Any]:
@@ -352,20 +344,6 @@ def lacks_of_yarn(config: GemmaConfig) -> dict[str, object]:
     }
 
 
-def _gemma_4_lacks(config: GemmaConfig) -> dict[str, object]:
-    """Returns settings that transformers' Gemma 4 does not support, with True if they are used."""
-    return {
-        **otherwise_than_4(config),
-        **lacks_of_yarn(config),
-        "attention_logit_soft_cap": config.attention_logit_soft_cap,
-        "use_bidirectional_attention": config.use_bidirectional_attention,
-        "a last layer with sliding_attention": config.kinds[-1] == LOCAL,
-        "use_sliding_window_attention=False": (
-            LOCAL in config.kinds and not config.use_sliding_window_attention
-        ),
-    }
-
-
 # === Writing ===
 
 NAMES = {
@@ -379,7 +357,16 @@ NAMES = {
 def _no_counterpart(config: GemmaConfig) -> list[str]:
     generation = config.generation
     if generation == 4:
-        return [name for name, there in _gemma_4_lacks(config).items() if there]
+        local = LOCAL in config.kinds
+        absent = {
+            **otherwise_than_4(config),
+            **lacks_of_yarn(config),
+            "attention_logit_soft_cap": config.attention_logit_soft_cap,
+            "use_bidirectional_attention": config.use_bidirectional_attention,
+            "a last layer with sliding_attention": config.kinds[-1] == LOCAL,
+            "use_sliding_window_attention=False": local and not config.use_sliding_window_attention,
+        }
+        return [name for name, there in absent.items() if there]
     ropes = rope_parameters(config)
     one_rope = ropes[LOCAL] == ropes[GLOBAL]
     absent = {

@@ -107,10 +107,8 @@ class GemmaTokenizer(LayerTokenizer):
             **kwargs,
         )
         self._proto = content
-        if content is not None:
-            self._check_special_tokens(pad)
-
-    def _check_special_tokens(self, pad: str | None) -> None:
+        if content is None:
+            return
         absent = {
             "<bos>": self.start_token is None,
             "<pad>": pad is None and self.pad_token == self.end_token,

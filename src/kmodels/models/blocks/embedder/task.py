@@ -42,11 +42,6 @@ def _text(text: object) -> str:
     return text if isinstance(text, str) else text.decode()
 
 
-def _rounded(length: int) -> int:
-    step = max(SHORTEST, 1 << max((length - 1).bit_length() - 2, 0))
-    return -(-length // step) * step
-
-
 # See `Family.parts`.
 PARTS = {"dense": ("dense_",)}
 ACTIVATIONS = ("linear", "tanh")
@@ -353,7 +348,9 @@ class TextEmbedder(OptionalInputs, Task):
     def _vectors(self, rows: list[list[int]], batch_size: int) -> np.ndarray:
         """Returns the vectors of rows of token ids, longest first, (N, D)."""
         count = min(batch_size, 1 << (len(rows) - 1).bit_length())
-        length = min(_rounded(max(map(len, rows))), self.preprocessor.sequence_length)
+        longest = max(map(len, rows))
+        step = max(SHORTEST, 1 << max((longest - 1).bit_length() - 2, 0))
+        length = min(-(-longest // step) * step, self.preprocessor.sequence_length)
         filled = [*rows, *[rows[-1]] * (count - len(rows))]
         x = pad_rows(filled, length, self.preprocessor.tokenizer.pad_token_id)
         return np.asarray(self.predict_on_batch(x), "float32")[: len(rows)]

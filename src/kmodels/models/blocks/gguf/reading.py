@@ -271,7 +271,15 @@ class GGUFFormat:
             ) from None
         config = self.config_class(**backbone)
         table, left = self.table(config), self.unused(config)
-        self._check_biases(file, table)
+        # llama.cpp reads biases of queries, keys and values for several models, and none of the
+        # output projection, which a model here may have beside the others.
+        biases = sorted(name for name in file.tensors if name.endswith(".bias"))
+        bound = bind_sources(table, biases)
+        if unread := [name for name, rule in bound.items() if rule is None]:
+            raise InputError(
+                f"{path} has biases ({unread[0]}, ...), and a GGUF file of {self.name} has none; "
+                "give the Hugging Face directory that it was converted from"
+            )
         stored = [(name, t) for name, t in file.tensors.items() if weights and name not in left]
         sampling = file.sampling()
         if weights:
@@ -287,16 +295,6 @@ class GGUFFormat:
             tensors={name: lazy(path, tensor) for name, tensor in stored},
             rules=table,
         )
-
-    def _check_biases(self, file: File, table: Sequence[Rule]) -> None:
-        # llama.cpp reads biases of queries, keys and values for several models, and none of the
-        # output projection, which a model here may have beside the others.
-        biases = sorted(name for name in file.tensors if name.endswith(".bias"))
-        if unread := [name for name, rule in bind_sources(table, biases).items() if rule is None]:
-            raise InputError(
-                f"{file.path} has biases ({unread[0]}, ...), and a GGUF file of {self.name} has "
-                "none; give the Hugging Face directory that it was converted from"
-            )
 
 
 def open_file(path: Path, architectures: Collection[str]) -> File:

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -204,7 +204,7 @@ class GGUFForm:
             value is that in the file.
         vocabulary: how the file holds the vocabulary: "llama", "gemma4" or "gpt2", as in
             `kmodels.text.gguf`.
-        absent: names of settings in force that a file could not tell apart from others.
+        absent: settings that a file could not tell apart from others, True if they are in force.
         constants: tensors that the model has as settings.
         template: chat template for a tokenizer that has none and the markers of a chat, which
             stand in it as <START> and <END>; None leaves the choice to llama.cpp.
@@ -213,7 +213,7 @@ class GGUFForm:
     architecture: str
     settings: Mapping[str, Setting]
     vocabulary: str
-    absent: Sequence[str] = ()
+    absent: Mapping[str, object] = field(default_factory=dict)
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     template: str | None = None
 
@@ -250,7 +250,12 @@ class GGUFExport:
 
         def write(temporary: Path) -> None:
             _write(temporary, model, form, tensors, dtype, imatrix)
-            self._check(temporary, config, form.architecture)
+            # Reading has llama.cpp's defaults for settings that a file lacks.
+            fields = self.format.open_checkpoint(temporary, {}, {}, weights=False).backbone
+            if lost := differences(config, self.format.config_class(**fields)):
+                raise InputError(
+                    f"llama.cpp's {form.architecture} has no place for {', '.join(lost)}"
+                )
 
         return write_file(path, write)
 
@@ -258,21 +263,12 @@ class GGUFExport:
         """Returns the config of a model's decoder, and its form."""
         config = getattr(model.backbone.config, "decoder", model.backbone.config)
         form = self.form(config)
-        if form.absent:
+        if absent := [name for name, there in form.absent.items() if there]:
             raise InputError(
-                f"a GGUF file of {self.format.name} has no place for {', '.join(form.absent)}; "
+                f"a GGUF file of {self.format.name} has no place for {', '.join(absent)}; "
                 "use export_to_transformers"
             )
         return config, form
-
-    def _check(self, path: Path, config: DecoderConfig, architecture: str) -> None:
-        """Raises `InputError` if the file, read again, describes another model.
-
-        Reading has llama.cpp's defaults for settings that a file lacks.
-        """
-        fields = self.format.open_checkpoint(path, {}, {}, weights=False).backbone
-        if lost := differences(config, self.format.config_class(**fields)):
-            raise InputError(f"llama.cpp's {architecture} has no place for {', '.join(lost)}")
 
 
 def check_file(path: str | Path, dtype: str) -> None:
