@@ -24,7 +24,7 @@ from source_tree import FRAMEWORKS, trees
 PASS_ON = {
     "FitRequest.of": "_parameters, of Keras' own signature",
     "Layer.rematerialized_call": "Keras, which calls it",
-    "CausalLMPreprocessor.chat_token_ids": "check_names, in _by_own",
+    "CausalLMPreprocessor.chat_token_ids": "check_names, in _chats_written",
     "Adapters.quantize": "check_names",
     "DecoderBackbone.compute_output_spec": "Keras, which calls it",
     "TextEmbedder.compute_output_spec": "Keras, which calls it",

@@ -55,37 +55,23 @@ class PromptsAndImages(TextPreprocessor):
 
     def _apart(self, x: Data) -> tuple[Any, Any]:
         """Returns texts, and images by name; {} without images."""
-        if not isinstance(x, Mapping) or "images" not in x or "token_ids" in x:
+        if not isinstance(x, Mapping) or "images" not in x:
             return x, {}
         if x["images"] is not None and self.image_converter is None:
             raise InputError(f"{self.reader} got images and has no image_converter; give one")
         texts = {name: value for name, value in x.items() if name != "images"}
         return texts, {"images": x["images"]}
 
-    def call(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns token ids, mask and pixels, see the class."""
+    def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         texts, images = self._apart(x)
-        inputs = super().call(texts, sequence_length=sequence_length)
+        inputs = super()._converted(texts, None, None, length)
         for name, values in images.items():
             inputs[name] = None if values is None else self.image_converter(values)
         return keras.utils.pack_x_y_sample_weight(inputs, y, sample_weight)
 
-    def compute_output_spec(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns the shapes and dtypes of the outputs for symbolic texts and images."""
+    def _spec(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         texts, images = self._apart(x)
-        inputs = super().compute_output_spec(texts, sequence_length=sequence_length)
+        inputs = super()._spec(texts, None, None, length)
         for name, values in images.items():
             inputs[name] = self.image_converter.compute_output_spec(values)
         return keras.utils.pack_x_y_sample_weight(inputs, y, sample_weight)

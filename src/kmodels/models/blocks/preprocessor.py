@@ -108,24 +108,13 @@ class CausalLMPreprocessor(TextPreprocessor):
                 )
         self._template = template
 
-    def call(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns token ids, labels and weights of texts, see the class."""
-        if isinstance(x, Mapping) and "token_ids" in x:
-            parts = (x, y, sample_weight)
-            return parts if sample_weight is not None else parts[:2] if y is not None else x
+    def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         if y is not None:
             raise InputError(
                 "labels are made from the texts; to learn responses only give "
                 '{"prompts": ..., "responses": ...} with loss_on="responses"'
             )
         records, is_batch = self._records(x)
-        length = self._row_length(sequence_length)
         examples = self._examples(records, length)
         x, labels, weights = pad(examples, length, self.tokenizer.pad_token_id)
         x = self._completed(x, [[example] for example in examples])
@@ -135,17 +124,8 @@ class CausalLMPreprocessor(TextPreprocessor):
             return x, labels, weights
         return {name: value[0] for name, value in x.items()}, labels[0], weights[0]
 
-    def compute_output_spec(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns shapes and dtypes of the results of `call` for symbolic texts."""
-        if isinstance(x, Mapping) and "token_ids" in x:
-            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-        ids = self._inputs_spec(x, sequence_length)
+    def _spec(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
+        ids = self._inputs_spec(x, length)
         shape = ids["token_ids"].shape
         return ids, keras.KerasTensor(shape, "int32"), keras.KerasTensor(shape, "float32")
 
@@ -345,49 +325,35 @@ class CausalLMPreprocessor(TextPreprocessor):
                     f"the chat format {form!r} does not support {', '.join(arguments)}; give "
                     "the template of the checkpoint as chat_template="
                 )
-            return [self._by_format(form, chat) for chat in chats]
-        return [self._by_own(chat, tools, chat_template, values) for chat in chats]
-
-    def _by_format(self, form: str, chat: Sequence[Mapping[str, Any]]) -> Written | Rendered:
-        if _goes_on(chat):
-            raise InputError(
-                f"the last message is the model's own, which the chat format {form!r} does not "
-                "continue; end with a message of the user"
-            )
-        record = {"messages": [dict(message) for message in chat]}
-        return Template(form, self.chats)(record, reply=False)
-
-    def _by_own(
-        self,
-        chat: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        chat_template: str | None,
-        values: Mapping[str, Any],
-    ) -> Rendered:
+            if any(map(_goes_on, chats)):
+                raise InputError(
+                    f"the last message is the model's own, which the chat format {form!r} does not "
+                    "continue; end with a message of the user"
+                )
+            records = [{"messages": [dict(message) for message in chat]} for chat in chats]
+            return [Template(form, self.chats)(record, reply=False) for record in records]
         template = choose_template(self.tokenizer.settings, chat_template, tools)
         names = [*values, *(["tools"] if tools else [])]
-        arguments = [
-            name for name in inspect.signature(Generates.chat).parameters if name != "self"
-        ]
+        arguments = [*inspect.signature(Generates.chat).parameters][1:]
         check_names("the chat template", names, variables(template), arguments)
         write = functools.partial(
             self.tokenizer.apply_chat_template,
             tokenize=False,
-            add_generation_prompt=not _goes_on(chat),
-            continue_final_message=_goes_on(chat),
             chat_template=chat_template,
             tools=tools,
             **values,
         )
-        check_fields(template, chat, write)
-        return Rendered(write(chat), [])
+        texts: list[Written | Rendered] = []
+        for chat in chats:
+            goes_on = _goes_on(chat)
+            turn = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+            check_fields(template, chat, functools.partial(write, **turn))
+            texts.append(Rendered(write(chat, **turn), []))
+        return texts
 
     def _prompt_ids(self, written: list[Any]) -> list[list[int]]:
         """Returns token ids of texts that `Template` wrote, with the start token in front."""
-        texts = [
-            one.text if isinstance(one, Rendered) else "".join(part.text for part in one.parts)
-            for one in written
-        ]
+        texts = list(map(text_of, written))
         start = [] if self.tokenizer.start_token_id is None else [self.tokenizer.start_token_id]
         return [
             # What the tokenizer's own template writes is complete.
@@ -397,6 +363,13 @@ class CausalLMPreprocessor(TextPreprocessor):
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "template": self.template, "loss_on": self.loss_on}
+
+
+def text_of(written: Written | Rendered) -> str:
+    """Returns the whole text that a template wrote."""
+    if isinstance(written, Rendered):
+        return written.text
+    return "".join(part.text for part in written.parts)
 
 
 def _per_row(sample_weight: Data, rows: int) -> np.ndarray:

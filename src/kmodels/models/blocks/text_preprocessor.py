@@ -115,11 +115,16 @@ class TextPreprocessor(Preprocessor):
         sequence_length: int | None = None,
     ) -> Any:
         """Returns token ids and mask of texts, see the class."""
-        if not (isinstance(x, Mapping) and "token_ids" in x):
-            records, is_batch = one_by_one(x, self.reader)
-            x = self._rows([self._text(record) for record in records], sequence_length)
-            if not is_batch:
-                x = {name: value[0] for name, value in x.items()}
+        if isinstance(x, Mapping) and "token_ids" in x:
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        return self._converted(x, y, sample_weight, self._row_length(sequence_length))
+
+    def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
+        """Returns the results of `call` for data without token ids."""
+        records, is_batch = one_by_one(x, self.reader)
+        x = self._rows([self._text(record) for record in records], length)
+        if not is_batch:
+            x = {name: value[0] for name, value in x.items()}
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
 
     def _text(self, record: Mapping[str, str] | str) -> str:
@@ -131,8 +136,7 @@ class TextPreprocessor(Preprocessor):
             return as_text(record["prompts"])
         return record
 
-    def _rows(self, texts: list[str], sequence_length: int | None) -> dict[str, np.ndarray]:
-        length = self._row_length(sequence_length)
+    def _rows(self, texts: list[str], length: int) -> dict[str, np.ndarray]:
         return self._padded(self.token_rows(texts, length), length)
 
     def token_rows(
@@ -162,9 +166,13 @@ class TextPreprocessor(Preprocessor):
         sequence_length: int | None = None,
     ) -> Any:
         """Returns shapes and dtypes of the results of `call` for symbolic texts."""
-        if not (isinstance(x, Mapping) and "token_ids" in x):
-            x = self._inputs_spec(x, sequence_length)
-        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        if isinstance(x, Mapping) and "token_ids" in x:
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        return self._spec(x, y, sample_weight, self._row_length(sequence_length))
+
+    def _spec(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
+        """Returns shapes and dtypes of the results of `_converted`."""
+        return keras.utils.pack_x_y_sample_weight(self._inputs_spec(x, length), y, sample_weight)
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
         first = keras.tree.flatten(x)[0]

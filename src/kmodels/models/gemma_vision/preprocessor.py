@@ -15,7 +15,7 @@ from kmodels.data.images.any_picture import check_local, open_picture
 from kmodels.data.rows import assign
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
-from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.preprocessor import CausalLMPreprocessor, text_of
 from kmodels.models.blocks.text_preprocessor import one_by_one, rows_of
 from kmodels.text import Example, Tokenizer, pack
 from kmodels.text.chat_template import Rendered
@@ -255,7 +255,11 @@ def parts_of(
     The `images` are those of the places that name none, in order. Where no message has a place,
     they stand before the first text of the user, as in TRL.
     """
-    messages = [dict(one) if isinstance(one, Mapping) else one for one in _plain(messages)]
+    if isinstance(messages, np.ndarray):
+        messages = messages.tolist()
+    if not isinstance(messages, list | tuple):
+        raise InputError("field 'messages' is not a list of messages")
+    messages = [dict(one) if isinstance(one, Mapping) else one for one in messages]
     if not _has_place(messages, marker):
         messages = _with_places(messages, len(images))
     left = list(images)
@@ -324,22 +328,7 @@ def _part(part: object, place: int, left: list[Any], images: list[Any]) -> dict[
     return {"type": "image"}
 
 
-def _plain(messages: object) -> list[Any]:
-    if isinstance(messages, np.ndarray):
-        messages = messages.tolist()
-    if not isinstance(messages, list | tuple):
-        raise InputError("field 'messages' is not a list of messages")
-    return list(messages)
-
-
 # === Positions of images in a text ===
-
-
-def text_of(written: Written | Rendered) -> str:
-    """Returns the whole text that a template wrote."""
-    if isinstance(written, Rendered):
-        return written.text
-    return "".join(part.text for part in written.parts)
 
 
 def expand(
@@ -563,9 +552,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         """
         samples = [Sample(*parts_of(chat, [], self.marker)) for chat in chats]
         written = self._chats_written([one.record for one in samples], **options)
-        return self._prompt_examples(
-            written, [self._pixels(one, i) for i, one in enumerate(samples)]
-        )
+        return self._prompt_examples(samples, written)
 
     def _records(self, x: Data) -> tuple[list[Any], bool]:
         records, is_batch = samples(x, self.reader, self.marker)
@@ -577,43 +564,40 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
                 )
         return records, is_batch
 
-    def _pixels(self, sample: Sample, place: int) -> list[np.ndarray]:
-        """Returns the converter's `pixels` of each image."""
-        name = f"image {{}} of example {place}".format
-        pictures = [open_picture(one, name(i)) for i, one in enumerate(sample.images)]
-        return [self.image_converter.pixels(picture) for picture in pictures]
-
-    def _expanded(self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]) -> list[Any]:
+    def _filled(
+        self, samples: Sequence[Sample], written: Sequence[Any]
+    ) -> tuple[list[Any], list[list[np.ndarray]]]:
+        """Returns texts with the tokens of their images, and the images and crops of each."""
         soft = self.image_tokens["image_token"]
-        return [
-            expand(one, self.marker, soft, [self.text_of_image(x) for x in images], place)
-            for place, (one, images) in enumerate(zip(written, pixels, strict=True))
-        ]
+        texts, pictures = [], []
+        for place, (one, text) in enumerate(zip(samples, written, strict=True)):
+            opened = [
+                open_picture(image, f"image {i} of example {place}")
+                for i, image in enumerate(one.images)
+            ]
+            pixels = [self.image_converter.pixels(image) for image in opened]
+            images = [self.text_of_image(x) for x in pixels]
+            texts.append(expand(text, self.marker, soft, images, place))
+            pictures.append([picture for image in pixels for picture in image])
+        return texts, pictures
 
     def _examples(self, records: list[Sample], length: int) -> list[Example]:
-        pixels = [self._pixels(one, place) for place, one in enumerate(records)]
-        written = [self._written(one.record) for one in records]
-        examples = self._encoded(self._expanded(written, pixels), length)
-        soft = self.image_token_id
-        return [
-            Example(
-                one.ids,
-                [learn and i != soft for i, learn in zip(one.ids, one.learn, strict=True)],
-                _flat(pictures),
-            )
-            for one, pictures in zip(examples, pixels, strict=True)
-        ]
+        results: list[Example] = []
+        written, pictures = self._filled(records, [self._written(one.record) for one in records])
+        soft, examples = self.image_token_id, self._encoded(written, length)
+        for one, images in zip(examples, pictures, strict=True):
+            learn = [x and i != soft for i, x in zip(one.ids, one.learn, strict=True)]
+            results.append(Example(one.ids, learn, images))
+        return results
 
     def _prompts(self, records: list[Sample]) -> list[Example]:
-        pixels = [self._pixels(one, place) for place, one in enumerate(records)]
         written = [self._written(one.record, reply=False) for one in records]
-        return self._prompt_examples(written, pixels)
+        return self._prompt_examples(records, written)
 
-    def _prompt_examples(
-        self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]
-    ) -> list[Example]:
-        ids = self._prompt_ids(self._expanded(written, pixels))
-        return [Example(row, [], _flat(images)) for row, images in zip(ids, pixels, strict=True)]
+    def _prompt_examples(self, samples: list[Sample], written: list[Any]) -> list[Example]:
+        texts, pictures = self._filled(samples, written)
+        ids = self._prompt_ids(texts)
+        return [Example(row, [], images) for row, images in zip(ids, pictures, strict=True)]
 
     def _completed(
         self, x: dict[str, np.ndarray], rows: Sequence[Sequence[Example]]
@@ -675,7 +659,3 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         """
         files = cls.converter_class.read_files(presets.locate(preset))
         return super().from_preset(preset, **{**files, **settings})
-
-
-def _flat(pixels: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [picture for image in pixels for picture in image]

@@ -78,30 +78,19 @@ class TextEmbedderPreprocessor(TextPreprocessor):
         self.query_prompt = query_prompt
         self.document_prompt = document_prompt
 
-    def call(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns token ids and mask of texts or pairs, see the class."""
-        if isinstance(x, Mapping) and "token_ids" in x:
-            return super().call(x, y, sample_weight, sequence_length)
+    def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         records, is_batch = one_by_one(x, self.reader)
         first = records[0] if records else None
         if not isinstance(first, Mapping) or set(first) == {"prompts"}:
-            return super().call(x, y, sample_weight, sequence_length)
+            return super()._converted(x, y, sample_weight, length)
         _check_labels(y)
-        x = self._pairs(records, sequence_length)
+        x = self._pairs(records, length)
         labels = np.zeros(len(records), "int32")
         if not is_batch:
             x, labels = {name: value[0] for name, value in x.items()}, labels[0]
         return keras.utils.pack_x_y_sample_weight(x, labels, sample_weight)
 
-    def _pairs(
-        self, records: Sequence[Mapping[str, str]], sequence_length: int | None
-    ) -> dict[str, np.ndarray]:
+    def _pairs(self, records: Sequence[Mapping[str, str]], length: int) -> dict[str, np.ndarray]:
         names = list(records[0])
         if (order := columns_of(names)) is None:
             raise InputError(
@@ -112,23 +101,16 @@ class TextEmbedderPreprocessor(TextPreprocessor):
         prompts = [self.query_prompt, *(self.document_prompt,) * (len(order) - 1)]
         columns = list(zip(order, prompts, strict=True))
         texts = [prompt + as_text(record[name]) for record in records for name, prompt in columns]
-        rows = self._rows(texts, sequence_length)
+        rows = self._rows(texts, length)
         return {name: ids.reshape(len(records), len(order), -1) for name, ids in rows.items()}
 
-    def compute_output_spec(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        sequence_length: int | None = None,
-    ) -> Any:
-        """Returns shapes and dtypes of the results of `call` for symbolic texts."""
+    def _spec(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         order = columns_of(list(x)) if isinstance(x, Mapping) else None
         if order is None:
-            return super().compute_output_spec(x, y, sample_weight, sequence_length)
+            return super()._spec(x, y, sample_weight, length)
         _check_labels(y)
-        spec = self._inputs_spec(x, sequence_length)
-        *batch, length = spec["token_ids"].shape
+        spec = self._inputs_spec(x, length)
+        *batch, _ = spec["token_ids"].shape
         pairs = {name: keras.KerasTensor((*batch, len(order), length), "int32") for name in spec}
         labels = keras.KerasTensor(tuple(batch), "int32")
         return keras.utils.pack_x_y_sample_weight(pairs, labels, sample_weight)
