@@ -63,6 +63,9 @@ def _describe(model: keras.Model) -> dict[str, Any]:
 
     backbone = getattr(model, "backbone", model)
     preprocessor = getattr(model, "preprocessor", None)
+    settings = None if preprocessor is None else preprocessor.to_dict()
+    if settings is not None and "tokenizer" in settings:  # a file of its own
+        settings["tokenizer"] = native.TOKENIZER[0]
     changed = changes.describe(backbone)
     if changes.adapters(backbone, merged=True):
         # The merged weights are a new model, which may be trained.
@@ -73,19 +76,11 @@ def _describe(model: keras.Model) -> dict[str, Any]:
         "class": type(model).__name__,
         "backbone": backbone.config.to_dict(),
         "task": getattr(model, "settings", None),
-        "preprocessor": _settings(preprocessor),
+        "preprocessor": settings,
         **changed,
         "head": {} if model is backbone else changes.describe(model, without=backbone),
         "left_out": list(backbone.left_out),
     }
-
-
-def _settings(preprocessor: keras.Layer | None) -> dict[str, Any] | None:
-    """Returns the settings of a preprocessor; a tokenizer is written as a file."""
-    if preprocessor is None:
-        return None
-    settings = preprocessor.to_dict()
-    return settings | ({"tokenizer": native.TOKENIZER[0]} if "tokenizer" in settings else {})
 
 
 def save(model: keras.Model, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:
@@ -192,17 +187,17 @@ def _compare(
     padding = sum(tensor.read().size for tensor in zeros.values())
     # A format may need rows of zeros within a tensor, so there may be more, never fewer.
     count = sum(int(np.prod(tensor.shape)) for tensor in written.values()) - padding
-    wrong = [name for name, tensor in tensors.items() if not _equal(tensor, written.get(name))]
+    wrong = [
+        name
+        for name, tensor in tensors.items()
+        if (other := written.get(name)) is None
+        or (tensor.shape, tensor.dtype) != (other.shape, other.dtype)
+        or tensor.read().tobytes() != other.read().tobytes()
+    ]
     if wrong or count < parameters:
         raise RuntimeError(
             f"the export holds {count} of {parameters} parameters, and {wrong[:8]} differ"
         )
-
-
-def _equal(left: LazyArray, right: LazyArray | None) -> bool:
-    if right is None or left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    return left.read().tobytes() == right.read().tobytes()
 
 
 # The Hub's name of the task, by the end of the name of a class.

@@ -107,10 +107,6 @@ class CausalLM(OptionalInputs, Generates, Task):
     ) -> None:
         """See `Generates.use_sampler`; "generation_config" draws as the checkpoint's file says.
 
-        Args:
-            sampler: also "generation_config".
-            jit_compile: as there.
-
         Raises:
             InputError: for an unknown name, or a setting of the file that no `Sampler` supports.
         """
@@ -135,29 +131,21 @@ class CausalLM(OptionalInputs, Generates, Task):
     ) -> None:
         """Same as `Task.compile`, with a loss that avoids storing logits if it can.
 
-        Args:
-            optimizer: as in `Task.compile`, like the other arguments except the last two. One of
-                Keras with `gradient_accumulation_steps` supports only "positions".
-            loss: as in `Task.compile`.
-            loss_weights: as in `Task.compile`.
-            metrics: as in `Task.compile`.
-            weighted_metrics: as in `Task.compile`.
-            run_eagerly: as in `Task.compile`.
-            steps_per_execution: as in `Task.compile`.
-            jit_compile: as in `Task.compile`, also for the step of `generate` on torch: "auto"
-                means compiled on accelerators and eager on CPUs.
-            auto_scale_loss: as in `Task.compile`.
-            sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
-                `kmodels.generation.Sampler`, or "generation_config" for the settings of the
-                checkpoint's generation_config.json.
-            loss_normalization: the divisor of a `SparseCategoricalCrossentropy` that is a mean.
-                "tokens": the sum of the weighted losses of an update by the sum of the weights,
-                over all its batches and all devices, as transformers' Trainer does. "examples": the
-                mean over the rows of an update of each row's mean over its learnt tokens; a packed
-                row counts once. "positions": the mean over all positions with a label other than
-                -100, whatever they weigh, then over the batches of an update, as Keras does. An
-                update without a learnt token has a gradient of zero. Another loss keeps its own
-                reduction.
+        `jit_compile` is also for the step of `generate` on torch: "auto" means compiled on
+        accelerators and eager on CPUs. An optimizer of Keras with `gradient_accumulation_steps`
+        supports only the normalization "positions".
+
+        `sampler` is for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
+        `kmodels.generation.Sampler`, or "generation_config" for the settings of the checkpoint's
+        generation_config.json.
+
+        `loss_normalization` is the divisor of a `SparseCategoricalCrossentropy` that is a mean.
+        "tokens": the sum of the weighted losses of an update by the sum of the weights, over all
+        its batches and all devices, as transformers' Trainer does. "examples": the mean over the
+        rows of an update of each row's mean over its learnt tokens; a packed row counts once.
+        "positions": the mean over all positions with a label other than -100, whatever they weigh,
+        then over the batches of an update, as Keras does. An update without a learnt token has a
+        gradient of zero. Another loss keeps its own reduction.
 
         Raises:
             InputError: for an unknown normalization or sampler, and an optimizer that does not
@@ -180,10 +168,7 @@ class CausalLM(OptionalInputs, Generates, Task):
         self.use_sampler(sampler, jit_compile)
 
     def normalize_loss(self, loss_normalization: str) -> None:
-        """Changes the `loss_normalization` of a compiled model.
-
-        Args:
-            loss_normalization: see `compile`.
+        """Changes the `loss_normalization` of a compiled model, see `compile`.
 
         Raises:
             InputError: for an optimizer that does not support it.

@@ -260,43 +260,25 @@ def parts_of(
     if not isinstance(messages, list | tuple):
         raise InputError("field 'messages' is not a list of messages")
     messages = [dict(one) if isinstance(one, Mapping) else one for one in messages]
-    if not _has_place(messages, marker):
-        messages = _with_places(messages, len(images))
+    contents = [one.get("content") for one in messages if isinstance(one, dict)]
+    marked = any(isinstance(content, str) and marker in content for content in contents)
+    users = [one for one in messages if isinstance(one, dict) and one.get("role") == "user"]
+    if images and users and not marked and not any(map(has_picture, messages)):
+        content = users[0].get("content")
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        users[0]["content"] = [*({"type": "image"} for _ in images), *texts]
     left = list(images)
     all_images: list[Any] = []
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str):
-            for _ in range(min(content.count(marker), len(left))):
-                all_images.append(left.pop(0))
+            count = min(content.count(marker), len(left))
+            all_images += left[:count]
+            del left[:count]
         elif isinstance(content, list | tuple):
-            parts = [_part(part, place, left, all_images) for part in content]
-            messages[place] = {**message, "content": parts}
+            message["content"] = [_part(part, place, left, all_images) for part in content]
     # What is left has no place, and is counted beside the markers of the text.
     return messages, all_images + left
-
-
-def _has_place(messages: Sequence[Any], marker: str) -> bool:
-    contents = [one.get("content") for one in messages if isinstance(one, dict)]
-    marked = any(isinstance(content, str) and marker in content for content in contents)
-    return marked or any(map(has_picture, messages))
-
-
-def _with_places(messages: list[Any], count: int) -> list[Any]:
-    first = next(
-        (
-            place
-            for place, one in enumerate(messages)
-            if isinstance(one, dict) and one.get("role") == "user"
-        ),
-        None,
-    )
-    if first is None or not count:
-        return messages
-    content = messages[first].get("content")
-    texts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
-    opened = {**messages[first], "content": [*({"type": "image"} for _ in range(count)), *texts]}
-    return [*messages[:first], opened, *messages[first + 1 :]]
 
 
 def _part(part: object, place: int, left: list[Any], images: list[Any]) -> dict[str, Any]:
