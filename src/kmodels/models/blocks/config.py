@@ -45,6 +45,14 @@ def check_positive(config: Any, *names: str, none: str = "") -> None:
             raise InputError(f"{name} is {value}; give a positive number{more}")
 
 
+def check_groups(heads: int, groups: int) -> None:
+    """Raises `InputError` for key/value heads that do not divide the query heads."""
+    if heads % groups:
+        raise InputError(
+            f"{groups} key/value heads do not divide {heads} query heads; give a divisor"
+        )
+
+
 @dataclass(frozen=True)
 class BlockConfig:
     """One block of a decoder, and so everything that may differ from block to block.
@@ -181,11 +189,7 @@ class DecoderConfig(FrozenConfig):
             "head_dim",
         ):
             check_whole(name, getattr(self, name))
-        if self.num_query_heads % self.num_key_value_heads:
-            raise InputError(
-                f"{self.num_key_value_heads} key/value heads do not divide {self.num_query_heads} "
-                "query heads; give a divisor"
-            )
+        check_groups(self.num_query_heads, self.num_key_value_heads)
         if self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         check_rates(self, "dropout")

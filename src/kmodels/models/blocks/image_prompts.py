@@ -16,21 +16,15 @@ from kmodels.text import Tokenizer
 class PromptsAndImages(TextPreprocessor):
     """A `TextPreprocessor` that converts images too; the base of CLIP's and SigLIP's.
 
-    Args:
-        tokenizer: as of `TextPreprocessor`.
-        image_converter: preprocesses images, or its form as serialized by Keras; None for texts
-            alone.
-        sequence_length: as in `TextPreprocessor`.
-        add_start_token: as in `TextPreprocessor`.
-        add_end_token: as in `TextPreprocessor`.
-        **kwargs: as in `TextPreprocessor`.
+    `image_converter` preprocesses images, or is its form as serialized by Keras; None for texts
+    alone. The other arguments are those of `TextPreprocessor`.
 
     Call:
         x: as of `TextPreprocessor`, or {"prompts": texts, "images": images} with images as the
             converter takes them, or None.
         y, sample_weight: handed through.
 
-        The outputs are those of `TextPreprocessor`, with "images" if any were given.
+    The outputs are those of `TextPreprocessor`, with "images" if any were given.
 
     Raises:
         InputError: as there, or for images without a converter.

@@ -30,26 +30,14 @@ from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaAttention(DecoderAttention):
-    """`DecoderAttention` of a `GemmaConfig`, with a window in local blocks.
-
-    Call:
-        x (B, T, D) -> (B, T, D), see `DecoderAttention`.
-
-    Weights:
-        query (D, N * H), key and value (D, K * H), output (N * H, D): kernel. Gemma 3 has
-        query_norm and key_norm: scale (H,).
-    """
+    """`DecoderAttention` of a `GemmaConfig`, with a window in local blocks."""
 
     config_class = GemmaConfig
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaBlock(DecoderBlock):
-    """`DecoderBlock` of a `GemmaConfig`: post-norms of attention and MLP from Gemma 2 on.
-
-    Call:
-        x (B, T, D) -> (B, T, D), see `DecoderBlock`.
-    """
+    """`DecoderBlock` of a `GemmaConfig`: post-norms of attention and MLP from Gemma 2 on."""
 
     config_class = GemmaConfig
     attention_class = GemmaAttention
@@ -114,16 +102,9 @@ class GemmaBackbone(DecoderBackbone):
     """A Gemma 1, 2, 3 or 4 (dense) without its output layer.
 
     Args:
-        vocabulary_size: rows of the embedding table.
-        num_layers: number of blocks.
-        num_query_heads: query heads.
-        num_key_value_heads: key/value heads.
-        hidden_dim: width of the hidden states.
-        intermediate_dim: as in keras-hub, for Gemma 1 and 2 twice the width of the MLP's gate.
-        head_dim: width of each head.
-        dtype: policy, such as "bfloat16"; Keras' global one by default.
-        name: name of the model; Keras gives one by default.
-        **variants: the other fields of `GemmaConfig`.
+        *args: see `DecoderBackbone`; in keras-hub's order. For Gemma 1 and 2 `intermediate_dim` is
+            twice the width of the MLP's gate.
+        **kwargs: the other fields of `GemmaConfig`.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).

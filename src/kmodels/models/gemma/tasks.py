@@ -28,20 +28,7 @@ from kmodels.models.gemma.text import (
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaCausalLM(CausalLM):
-    """Gemma for text generation.
-
-    Args:
-        backbone: a `GemmaBackbone`.
-        preprocessor: a `GemmaCausalLMPreprocessor`, or None if the data are token ids.
-        generation_config: content of a checkpoint's generation_config.json, which is saved with the
-            model. `compile(sampler="generation_config")` samples with its settings.
-        name: name of the model.
-        compile: compiles the model with the defaults of `compile` if training starts before that
-            call; False lets Keras raise its error instead.
-
-    Call:
-        inputs of the backbone -> logits (B, T, V), float32, soft-capped in Gemma 2.
-    """
+    """Gemma for text generation; arguments and methods are those of `CausalLM`."""
 
     backbone_class = GemmaBackbone
     preprocessor_class = GemmaCausalLMPreprocessor

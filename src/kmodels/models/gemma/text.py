@@ -294,18 +294,9 @@ class HubPreprocessor(TextOrImages, GemmaCausalLMPreprocessor):
 class Gemma3CausalLMPreprocessor(HubPreprocessor):
     """`GemmaCausalLMPreprocessor` with keras-hub's arguments and default for Gemma 3.
 
-    Args:
-        tokenizer: a `Gemma3Tokenizer`, or see `GemmaCausalLMPreprocessor`.
-        image_converter: a `Gemma3ImageConverter`, to create a `Gemma3ImageTextLMPreprocessor`, or
-            None for a text-only preprocessor.
-        sequence_length: tokens of a row.
-        add_start_token: adds <bos>.
-        add_end_token: adds <eos>.
-        max_images_per_prompt: not used without images.
-        num_vision_tokens_per_image: not used without images.
-        template: see `GemmaCausalLMPreprocessor`.
-        loss_on: "responses" by default, so that prompts have weight 0.
-        **kwargs: arguments of `keras.layers.Layer`.
+    A `Gemma3ImageConverter` as `image_converter` creates a `Gemma3ImageTextLMPreprocessor`. Without
+    it the numbers of images and of their tokens are not used. By default `loss_on` is "responses",
+    so that prompts have weight 0; the other arguments are those of `GemmaCausalLMPreprocessor`.
 
     Raises:
         InputError: for images among the texts without an image converter.
@@ -337,18 +328,10 @@ class Gemma3CausalLMPreprocessor(HubPreprocessor):
 class Gemma4CausalLMPreprocessor(HubPreprocessor):
     """`GemmaCausalLMPreprocessor` with keras-hub's arguments and default for Gemma 4.
 
-    Args:
-        tokenizer: a `Gemma4Tokenizer`, or see `GemmaCausalLMPreprocessor`.
-        image_converter: a `Gemma4ImageConverter`, to create a `Gemma4ImageTextLMPreprocessor`, or
-            None for a text-only preprocessor.
-        sequence_length: tokens of a row.
-        add_start_token: adds <bos>.
-        add_end_token: adds <eos>.
-        template: see `GemmaCausalLMPreprocessor`.
-        loss_on: "responses" by default, so that prompts have weight 0.
-        **kwargs: arguments of `keras.layers.Layer`, and keras-hub's: `audio_converter` and
-            `video_converter` must be None, and the numbers of images, clips and frames are not
-            used.
+    A `Gemma4ImageConverter` as `image_converter` creates a `Gemma4ImageTextLMPreprocessor`. Without
+    it the numbers of images, clips and frames are not used; `audio_converter` and `video_converter`
+    must be None. By default `loss_on` is "responses", so that prompts have weight 0; the other
+    arguments are those of `GemmaCausalLMPreprocessor`.
 
     Raises:
         InputError: for an audio or video converter.

@@ -13,6 +13,7 @@ from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, LayerNorm, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.layers.norm import check_epsilon
+from kmodels.models.blocks.config import check_groups
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.inputs import Reordered, TokensFirst
 from kmodels.ops.dropout import check_rate
@@ -296,11 +297,7 @@ def check_heads(num_heads: int, num_key_value_heads: int, head_dim: int) -> None
     sizes = {"num_heads": num_heads, "num_key_value_heads": num_key_value_heads}
     for name, size in {**sizes, "head_dim": head_dim}.items():
         check_whole(name, size)
-    if num_heads % num_key_value_heads:
-        raise InputError(
-            f"{num_key_value_heads} key/value heads do not divide {num_heads} query heads; give a "
-            "divisor"
-        )
+    check_groups(num_heads, num_key_value_heads)
     if head_dim % 4:
         raise InputError(
             f"head_dim is {head_dim}; rotary embedding of columns and rows needs a multiple of 4"

@@ -404,14 +404,10 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         image_converter: an image converter, its `to_dict`, one of keras-hub, or None for the
             family's with its defaults.
         sequence_length: tokens of a row, including those of images; may be set later.
-        add_start_token: see `CausalLMPreprocessor`.
-        add_end_token: see `CausalLMPreprocessor`.
         max_images_per_prompt: largest number of images of a record, not counting crops; chats may
             have any number.
         num_vision_tokens_per_image: tokens that an image or a crop fills.
-        template: see `CausalLMPreprocessor`.
-        loss_on: see `CausalLMPreprocessor`.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name`.
+        **kwargs: see `CausalLMPreprocessor`, as for what is not listed.
 
     Attributes:
         converter_class: the family's image converter.

@@ -123,16 +123,8 @@ class TextEmbedderPreprocessor(TextPreprocessor):
 class HubEmbedderPreprocessor(TextEmbedderPreprocessor):
     """`TextEmbedderPreprocessor` by keras-hub's arguments and defaults.
 
-    The base of each family's own.
-
-    Args:
-        tokenizer: as in `TextEmbedderPreprocessor`, like arguments that are not listed.
-        sequence_length: tokens of a row.
-        truncate: "round_robin" or "waterfall", by which keras-hub shares a row among several texts;
-            a row has one text here, so that both are the same.
-        add_start_token: puts the start token in front, if the tokenizer has one.
-        add_end_token: puts the end token behind.
-        **kwargs: of `TextEmbedderPreprocessor`.
+    The base of each family's own. `truncate` is "round_robin" or "waterfall", by which keras-hub
+    shares a row among several texts; a row has one text here, so that both are the same.
 
     Raises:
         InputError: for another `truncate`.
