@@ -23,7 +23,7 @@ OTHERS = {
         *("Router", "SwiGLU"),
     ),
     "kmodels.models.blocks.decoder_block": ("PerLayerEmbedding",),
-    "kmodels.models.blocks.embedder.pooling": ("TokenPooling", "UnitLength"),
+    "kmodels.models.blocks.embedder.task": ("TokenPooling", "UnitLength"),
     "kmodels.models.blocks.inputs": ("PaddingApart", "Reordered", "TokensFirst"),
     "kmodels.models.clip": ("CLIPTextBlock",),
     "kmodels.models.gemma.model": ("GemmaAttention", "GemmaBlock"),

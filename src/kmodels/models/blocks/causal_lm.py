@@ -228,7 +228,11 @@ class CausalLM(OptionalInputs, Generates, Task):
             settings = {**loss.get_config(), "reduction": REDUCTIONS[0]}
             arguments = arguments._replace(loss=type(loss).from_config(settings))
         if isinstance(arguments.weighted_metrics, list | tuple):
-            weighted = [accuracy(metric) for metric in arguments.weighted_metrics]
+            named = keras.metrics.SparseCategoricalAccuracy
+            weighted = [
+                named(name=metric) if metric in ACCURACIES else metric
+                for metric in arguments.weighted_metrics
+            ]
             arguments = arguments._replace(weighted_metrics=weighted)
         self.head.choose(arguments.loss, arguments.metrics, arguments.weighted_metrics)
         return arguments
@@ -724,10 +728,3 @@ def token_weights(labels: Any, weights: Any) -> Any:
     if weights is None:
         weights = keras.ops.ones_like(labels, dtype="float32")
     return without_ignored(labels, keras.ops.cast(weights, "float32"))
-
-
-def accuracy(metric: object) -> Any:
-    """Returns the metric of a usual name; other values are returned unchanged."""
-    if metric in ACCURACIES:
-        return keras.metrics.SparseCategoricalAccuracy(name=metric)
-    return metric

@@ -145,22 +145,12 @@ class DecoderBackbone(OptionalInputs, Backbone):
     """Embeddings, blocks and a norm, as a config describes them; the base of each family's own.
 
     A family's class names its config and its block, and may replace the layout and PEFT's names.
+    The arguments are fields of the config, see `DecoderConfig`; each field is an attribute of the
+    model too. `head_dim` is hidden_dim / num_query_heads by default, and `dtype` a policy, such as
+    "bfloat16", by default Keras' global one.
 
     Attributes:
         layer_fields: fields of the config by whose names the model has layers.
-
-    Args:
-        vocabulary_size: rows of the embedding table.
-        num_layers: blocks.
-        num_query_heads: heads of the queries.
-        num_key_value_heads: heads of keys and values.
-        hidden_dim: width of the hidden states.
-        intermediate_dim: width of the MLP, as the config counts it.
-        head_dim: width of each head; hidden_dim / num_query_heads by default.
-        dtype: policy, such as "bfloat16"; Keras' global one by default.
-        name: name of the model; Keras gives one by default.
-        **variants: the other fields of the config; like all of its fields, each is an attribute of
-            the model too.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).

@@ -20,22 +20,9 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     """Embeddings with learned positions, blocks and a norm; the base of each family's own.
 
     A family's class names its config and its block, implements `pool`, and may replace the
-    layout. The arguments are keras-hub's, in its order.
-
-    Args:
-        vocabulary_size: rows of the embedding table.
-        embedding_dim: width of that table, which is `hidden_dim`.
-        hidden_dim: width of the hidden states.
-        num_layers: blocks.
-        num_heads: attention heads.
-        intermediate_dim: width of the MLP.
-        intermediate_activation: field of the config, with its default.
-        intermediate_output_index: field of the config, with its default.
-        max_sequence_length: field of the config, with its default.
-        dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
-        name: name of the model; Keras gives one by default.
-        **variants: the other fields of the config; like all of its fields, each is an attribute of
-            the model too.
+    layout. The arguments are fields of the config, see `TextEncoderConfig`, in keras-hub's order;
+    each field is an attribute of the model too. `dtype` is a policy, such as "mixed_bfloat16", by
+    default Keras' global one.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D), or

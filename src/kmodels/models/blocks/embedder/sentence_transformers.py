@@ -14,10 +14,12 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_inside
 from kmodels.core.schema import SIZE, Needed, check_shape, read_json, read_optional, warn_of_unknown
-from kmodels.models.blocks.embedder.pooling import MEAN, MODES
 from kmodels.models.blocks.huggingface import CONFIG, HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
+# Modes of pooling.
+MEAN, FIRST, LAST = "mean", "cls", "lasttoken"
+MODES = (MEAN, FIRST, LAST)
 MODULES, PROMPTS, SENTENCES = (
     *("modules.json", "config_sentence_transformers.json"),
     "sentence_bert_config.json",
