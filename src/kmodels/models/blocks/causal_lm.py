@@ -488,13 +488,6 @@ class CausalLM(OptionalInputs, Generates, Task):
     ) -> Embedding:
         """Resizes the table as the backbone's method does; the logits have as many columns.
 
-        Args:
-            new_num_tokens: rows of the new table.
-            pad_to_multiple_of: rounds the number of rows up to a multiple of this.
-
-        Returns:
-            The layer with the table.
-
         Raises:
             InputError: as there, or for fewer rows than the preprocessor's tokenizer has tokens.
         """

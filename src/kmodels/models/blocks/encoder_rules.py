@@ -1,6 +1,7 @@
 """Encoders in Hugging Face's files: rules for PyTorch's layers, and names of CLIP and SigLIP."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kmodels.core.errors import InputError
@@ -65,7 +66,7 @@ def prefix_of(tensors: Iterable[str], prefix: str) -> str:
 
 def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
     """Returns the rules with something in front of their names."""
-    return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
+    return [replace(rule, source=prefix + rule.source) for rule in table]
 
 
 def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
@@ -73,8 +74,7 @@ def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
     table = []
     for rule in rules:
         targets = [f"{name}/{target}" for target in rule.targets]
-        target = targets[0] if isinstance(rule.target, str) else targets
-        table.append(Rule(rule.source, target, rule.transform, rule.axis))
+        table.append(replace(rule, target=targets if targets[1:] else targets[0]))
     return table
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
     if block.use_layer_scalar:
         table.append(Rule(f"{BLOCK}.layer_scalar", "block_{i}/layer_scalar"))
     table.append(Rule("norm.weight", "final_norm/scale"))
-    table = [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
+    table = [replace(rule, source=prefix + rule.source) for rule in table]
     if not config.tie_word_embeddings:
         table.append(Rule(HEAD, "token_embedding/reverse_embeddings"))
     return table

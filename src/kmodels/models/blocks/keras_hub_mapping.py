@@ -1,7 +1,7 @@
 """The mapping between a family and its counterpart in keras-hub."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmodels.weights import Rule, Transform, identity
@@ -91,6 +91,6 @@ def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:
         for i in range(layers):
             targets = [target.replace("{i}", str(i)) for target in rule.targets]
             source = rule.source.replace("{i}", str(i + first))
-            only = targets[0] if len(targets) == 1 else targets
-            by_block.append(Rule(source, only, rule.transform, rule.axis))
+            target = targets if targets[1:] else targets[0]
+            by_block.append(replace(rule, source=source, target=target))
     return by_block

@@ -134,14 +134,10 @@ class CausalLMPreprocessor(TextPreprocessor):
         return self._template(record, reply, self.tokenizer, self.loss_on == "responses")
 
     def encode(self, records: Data, sequence_length: int | None = None) -> list[Example]:
-        """Returns token ids of each record, not padded.
+        """Returns an example with the token ids of each record, not padded.
 
-        Args:
-            records: input of the class.
-            sequence_length: in place of the one set.
-
-        Returns:
-            An example for each, cut to `sequence_length + 1` tokens.
+        The records are input of the class. Each example is cut to `sequence_length + 1` tokens; the
+        argument counts in place of the one set.
         """
         return self._examples(self._records(records)[0], self._row_length(sequence_length))
 
@@ -174,13 +170,8 @@ class CausalLMPreprocessor(TextPreprocessor):
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Returns rows of several examples each, with the same loss for each example as alone.
 
-        Args:
-            records: input of the class.
-            sequence_length: in place of the one set.
-
-        Returns:
-            The parts that the class gives, with "segment_ids" and "positions" in the dictionary;
-            there are fewer rows than examples.
+        Arguments are those of `encode`. The results are those of the class, with "segment_ids" and
+        "positions" in the dictionary; there are fewer rows than examples.
         """
         length = self._row_length(sequence_length)
         return pack(self.encode(records, length), length, self.tokenizer.pad_token_id)
@@ -231,12 +222,8 @@ class CausalLMPreprocessor(TextPreprocessor):
     ) -> dict[str, np.ndarray]:
         """Returns the inputs of a model for prompts, such as those of `chat_examples`.
 
-        Args:
-            prompts: prompts, not padded.
-            length: tokens of a row; those of the longest prompt by default.
-
-        Returns:
-            {"token_ids", "padding_mask"}, each (B, length) int32.
+        They are {"token_ids", "padding_mask"}, each (B, length) int32; the length is by default
+        that of the longest prompt.
         """
         rows = [prompt.ids for prompt in prompts]
         inputs = self._padded(rows, length or max(map(len, rows)))
@@ -245,11 +232,7 @@ class CausalLMPreprocessor(TextPreprocessor):
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
         """Returns text of token ids, without special tokens and padding.
 
-        Args:
-            x: {"token_ids", "padding_mask"}, each (B, T) or (T,).
-
-        Returns:
-            A list of texts, or a text.
+        For {"token_ids", "padding_mask"}, each (B, T), it is a list of texts; for (T,) a text.
         """
         ids, mask = np.asarray(x["token_ids"]), np.asarray(x["padding_mask"]).astype(bool)
         if ids.ndim == 1:

@@ -151,13 +151,10 @@ class ImageTextConverter(ImageConverter):
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
-        """Returns the image converter of a checkpoint.
+        """Returns the image converter of a checkpoint, with `settings` as changed arguments.
 
-        Args:
-            preset: a directory written by `save_to_preset` of a model, a preprocessor or a
-                converter, or one of transformers with preprocessor_config.json or
-                processor_config.json.
-            **settings: arguments to change.
+        The directory is one written by `save_to_preset` of a model, a preprocessor or a converter,
+        or one of transformers with preprocessor_config.json or processor_config.json.
 
         Raises:
             InputError: for a directory without these files, or a setting that is not supported.
@@ -524,9 +521,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     ) -> list[Example]:
         """Returns token ids and images of chats that the model continues, not padded.
 
-        Args:
-            chats: see `chat_token_ids`; the parts of a content may be images.
-            **options: arguments of `chat_token_ids`.
+        Chats and options are those of `chat_token_ids`; the parts of a content may be images.
         """
         samples = [Sample(*parts_of(chat, [], self.marker)) for chat in chats]
         written = self._chats_written([one.record for one in samples], **options)
@@ -587,12 +582,8 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     ) -> dict[str, np.ndarray]:
         """Returns the model's inputs for images of rows, and the mask of the tokens that they fill.
 
-        Args:
-            token_ids: (B, T) int.
-            rows: examples of each row, in order.
-
-        Raises:
-            InputError: for a row that is too short for the tokens of its images.
+        The ids are (B, T) int; the examples of each row are in order. A row that is too short for
+        the tokens of its images is refused.
         """
         raise NotImplementedError
 
@@ -627,10 +618,8 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
         """Returns the preprocessor of a directory, see `TextPreprocessor`.
 
-        Args:
-            preset: path of a directory. In one of transformers, preprocessor_config.json or
-                processor_config.json has the settings of images.
-            **settings: arguments to change.
+        In a directory of transformers, preprocessor_config.json or processor_config.json has the
+        settings of images; `settings` are arguments to change.
 
         Raises:
             InputError: as `TextPreprocessor`, or for a setting of images that is not supported.

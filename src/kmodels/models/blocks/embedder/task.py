@@ -350,32 +350,21 @@ class TextEmbedder(OptionalInputs, Task):
     def encode_text(self, text: str | Sequence[str], **kwargs: Any) -> np.ndarray:
         """Returns one vector for each text as the model gives it, with keras-hub's name.
 
-        Args:
-            text: a text, or a list of texts.
-            **kwargs: of `predict`.
-
-        Returns:
-            float32 (N, D), also for a single text.
+        They are float32 (N, D), also for a single text. Further arguments are those of `predict`.
         """
         return self.predict([text] if isinstance(text, str) else text, **kwargs)
 
     def encode_query(self, texts: str | Sequence[str], **settings: Any) -> np.ndarray:
         """Returns the vectors of queries: `encode` with the prompt "query", if there is one.
 
-        Args:
-            texts: as of `encode`.
-            **settings: further arguments of `encode`.
+        Further arguments are those of `encode`.
         """
         return self._encode_as(("query",), texts, settings)
 
     def encode_document(self, texts: str | Sequence[str], **settings: Any) -> np.ndarray:
         """Returns the vectors of documents: `encode` with the first of their prompts there is.
 
-        They are called "document", "passage" and "corpus".
-
-        Args:
-            texts: as of `encode`.
-            **settings: further arguments of `encode`.
+        They are called "document", "passage" and "corpus". Further arguments are those of `encode`.
         """
         return self._encode_as(DOCUMENTS, texts, settings)
 
