@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.environment import started_processes
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
@@ -129,8 +129,8 @@ def all_gather_object(what: str, value: object) -> list[Any]:
     except TimeoutError as error:
         raise InputError(
             f"process {index()} of {count()} waited {limit():g} s for the others at "
-            f"{what!r}: one has ended, hangs, or has other data ({_first_line(error)}); see what "
-            f"they wrote, or set {ENVIRONMENT} higher"
+            f"{what!r}: one has ended, hangs, or has other data ({one_line(error)[:200]}); see "
+            f"what they wrote, or set {ENVIRONMENT} higher"
         ) from error
     return [json.loads(text) for text in texts]
 
@@ -179,10 +179,6 @@ def give_up(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         _engine.give_up(code)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def all_or_raise(what: str, act: Callable[[], T]) -> T:

@@ -210,6 +210,15 @@ class AdaptableLayer(Adaptable):
         super().__init__(**kwargs)
         self._quantized: QuantizedKernel | None = None
 
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
+        return self._adapter, self._quantized
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: object) -> tuple[Any, ...]:
+        """Returns the input's shape with the last axis replaced by `units`."""
+        return (*input_shape[:-1], self.units)
+
     def wide_kernel(self) -> Any:
         """Returns the kernel (in, units) in float32, dequantized if it is quantized."""
         if self.quantized is not None and self.kernel is None:

@@ -129,11 +129,6 @@ class Dense(AdaptableLayer, WithKernel):
         self.shard_granularity = tuple(shard_granularity)
         self.bias = None
 
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
-        return self._adapter, self._quantized
-
     def build(self, input_shape: Shape) -> None:
         """Makes the kernel and the bias."""
         self.input_dim = input_shape[-1]
@@ -215,10 +210,6 @@ class Dense(AdaptableLayer, WithKernel):
         """
         self.quantize_kernel(Quantization.of_keras(mode, config))
 
-    def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """Returns the input's shape with the last axis replaced by `units`."""
-        return (*input_shape[:-1], self.units)
-
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class GroupedDense(AdaptableLayer, Layer):
@@ -261,11 +252,6 @@ class GroupedDense(AdaptableLayer, Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer) if is_given else None
         self.shard_granularity = (None, None, None)
 
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
-        return self._adapter, self._quantized
-
     def build(self, input_shape: Shape, *_: object) -> None:
         """Makes the kernels."""
         self.input_dim = input_shape[-1]
@@ -287,7 +273,3 @@ class GroupedDense(AdaptableLayer, Layer):
         if self._quantized is not None and self.kernel is None:
             return self._quantized.dense(x, None, sizes)
         return ops.grouped_dense(x, self.kernel, sizes)
-
-    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
-        """Returns the input's shape with the last axis replaced by `units`."""
-        return (*input_shape[:-1], self.units)

@@ -36,7 +36,12 @@ class _WithDropout(_Hidden):
     """The same with biases, and dropout of the hidden activations."""
 
     def __init__(
-        self, hidden_dim: int, dropout: float, use_bias: bool, seed: int | None, **kwargs: Any
+        self,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        seed: int | None = None,
+        **kwargs: Any,
     ):
         super().__init__(hidden_dim, **kwargs)
         self.use_bias = use_bias
@@ -92,28 +97,21 @@ class MLP(_WithDropout):
 
     def call(self, x: Tensor, training: bool = False) -> Any:
         """(..., D) -> (..., D)."""
-        if self.activation is None and self.up.plain and self.down.plain:
-            return self._together(x, training)
-        x = self.up(x)
+        up, down = self.up, self.down
+        if self.activation is None and up.plain and down.plain:
+            rate, seed = self.dropout.active(training)
+            return ops.mlp(
+                *(x, up.kernel, up.bias, down.kernel, down.bias),
+                approximate=self.approximate,
+                dropout=rate,
+                seed=seed,
+            )
+        x = up(x)
         if self.activation is None:
             x = ops.gelu(x, approximate=self.approximate)
         else:
             x = self.activation(x)
-        return self.down(self.dropout(x, training=training))
-
-    def _together(self, x: Tensor, training: bool) -> Any:
-        up, down = self.up, self.down
-        rate, seed = self.dropout.active(training)
-        return ops.mlp(
-            x,
-            up.kernel,
-            up.bias,
-            down.kernel,
-            down.bias,
-            approximate=self.approximate,
-            dropout=rate,
-            seed=seed,
-        )
+        return down(self.dropout(x, training=training))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -162,16 +160,6 @@ class SwiGLU(_WithDropout):
     Weights:
         gate (D, hidden_dim), up (D, hidden_dim), down (hidden_dim, D): kernel and bias.
     """
-
-    def __init__(
-        self,
-        hidden_dim: int,
-        dropout: float = 0.0,
-        use_bias: bool = True,
-        seed: int | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(hidden_dim, dropout, use_bias, seed, **kwargs)
 
     def build(self, input_shape: Shape) -> None:
         """Makes the three dense layers."""

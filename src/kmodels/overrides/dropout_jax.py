@@ -5,6 +5,7 @@ layer it takes six times as long as the layer. Two rounds of a 32-bit hash suffi
 with the product, and are recomputed in the backward pass, so that no mask is kept.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -18,20 +19,13 @@ from kmodels.ops.dropout import check_rate, dropout
 WORD = 2.0**32
 
 
-def unsupported(
-    x: jax.Array, rate: float, seed: keras.random.SeedGenerator | jax.Array
-) -> str | None:
-    """Returns why this dropout is not supported (a clause), or None."""
-    if not isinstance(seed, keras.random.SeedGenerator):
+def supports(call: OpCall) -> str | None:
+    """Supports seeded dropout on CPU."""
+    if not isinstance(call.seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if jax.default_backend() != "cpu":
         return "only on CPU do random numbers take longer than the layer in front"
     return None
-
-
-def supports(call: OpCall) -> str | None:
-    """Supports seeded dropout on CPU."""
-    return unsupported(call.x, call.rate, call.seed)
 
 
 @override(dropout, supports)
@@ -46,7 +40,8 @@ def dropout_jax(
 
 def _scaled(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     share = jnp.asarray(1.0 / (1.0 - rate), jnp.promote_types(x.dtype, "float32"))
-    return jnp.where(_kept(keys, x.shape, rate), x * share, 0).astype(x.dtype)
+    place = lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
+    return jnp.where(_kept_at(place, keys, rate), x * share, 0).astype(x.dtype)
 
 
 _dropped = jax.custom_vjp(_scaled, nondiff_argnums=(2,))
@@ -61,13 +56,6 @@ def _backward(rate: float, keys: jax.Array, gradient: jax.Array) -> tuple[jax.Ar
 
 
 _dropped.defvjp(_forward, _backward)
-
-
-def _kept(keys: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-    count = 1
-    for size in shape:
-        count *= size
-    return _kept_at(lax.iota(jnp.uint32, count).reshape(shape), keys, rate)
 
 
 def _kept_at(place: jax.Array, keys: jax.Array, rate: float) -> jax.Array:

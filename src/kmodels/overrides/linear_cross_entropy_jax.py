@@ -130,35 +130,33 @@ def _results(walked: Walked) -> tuple[jax.Array, jax.Array]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _frozen(
-    hidden: jax.Array,
-    rows: jax.Array | None,
-    table: jax.Array,
-    row_ids: jax.Array | None,
-    labels: jax.Array,
-    counted: jax.Array,
-    scoring: Scoring,
-) -> tuple[jax.Array, jax.Array]:
-    table = _with_rows(table, rows, row_ids)
-    return _results(_walk_counted(hidden, table, labels, counted, scoring, False))
+def _frozen(*arguments: Any) -> tuple[jax.Array, jax.Array]:
+    return _results(_walk_frozen(*arguments, gradient=False))
 
 
-def _frozen_forward(
-    hidden: jax.Array,
-    rows: jax.Array | None,
-    table: jax.Array,
-    row_ids: jax.Array | None,
-    labels: jax.Array,
-    counted: jax.Array,
-    scoring: Scoring,
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    table = _with_rows(table, rows, row_ids)
-    walked = _walk_counted(hidden, table, labels, counted, scoring, True)
+def _frozen_forward(*arguments: Any) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    walked = _walk_frozen(*arguments, gradient=True)
+    hidden, rows, _, row_ids, labels, *_ = arguments
     slopes = tuple(slope.astype(hidden.dtype) for slope in walked.slopes)
     residuals = None
     if rows is not None:
         residuals = hidden, rows, row_ids, labels, walked.total, walked.entropy
     return _results(walked), (slopes, residuals)
+
+
+def _walk_frozen(
+    hidden: jax.Array,
+    rows: jax.Array | None,
+    table: jax.Array,
+    row_ids: jax.Array | None,
+    labels: jax.Array,
+    counted: jax.Array,
+    scoring: Scoring,
+    gradient: bool,
+) -> Walked:
+    if rows is not None:
+        table = table.at[row_ids].set(rows.astype(table.dtype))
+    return _walk_counted(hidden, table, labels, counted, scoring, gradient)
 
 
 def _frozen_backward(
@@ -182,10 +180,6 @@ _frozen.defvjp(_frozen_forward, _frozen_backward)
 def _by_result(upstream: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """Returns the gradients of minus the log-probabilities, and of the entropies if there are."""
     return -upstream[0], upstream[1] if len(upstream) > 1 else None
-
-
-def _with_rows(table: jax.Array, rows: jax.Array | None, row_ids: jax.Array | None) -> jax.Array:
-    return table if rows is None else table.at[row_ids].set(rows.astype(table.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

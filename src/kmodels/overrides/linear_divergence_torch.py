@@ -73,24 +73,20 @@ def linear_divergence_torch(
     check_rows(table, rows, row_ids, trainable_table)
     check_positive(temperature, soft_cap, teacher_soft_cap)
     settings = Settings(kind, check_kind(kind, beta), temperature, soft_cap, teacher_soft_cap)
-    counted, table = weights != 0, table.detach()
-    teacher_hidden, teacher_table = teacher_hidden.detach(), teacher_table.detach()
+    counted, places, states = weights != 0, None, (hidden, teacher_hidden.detach())
     # Shapes that depend on values would break the graph, or make the host wait.
     if losses.on_cuda(hidden) or torch.compiler.is_compiling() or counted.all():
-        hidden, teacher_hidden = (
-            torch.where(counted[:, None], x, 0) for x in (hidden, teacher_hidden)
-        )
-        tensors = hidden, table, teacher_hidden, teacher_table
-        return weights * _Divergence.apply(*tensors, settings, _needs_gradient(hidden))
-    places = counted.nonzero().squeeze(1)
-    hidden = hidden[places]
-    tensors = hidden, table, teacher_hidden[places], teacher_table
-    divergences = weights[places] * _Divergence.apply(*tensors, settings, _needs_gradient(hidden))
-    return divergences.new_zeros(weights.shape).index_copy(0, places, divergences)
-
-
-def _needs_gradient(hidden: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and hidden.requires_grad
+        hidden, teacher_hidden = (torch.where(counted[:, None], x, 0) for x in states)
+    else:
+        places = counted.nonzero().squeeze(1)
+        hidden, teacher_hidden = (x[places] for x in states)
+    gradient = torch.is_grad_enabled() and hidden.requires_grad
+    divergences = _Divergence.apply(
+        hidden, table.detach(), teacher_hidden, teacher_table.detach(), settings, gradient
+    )
+    if places is None:
+        return weights * divergences
+    return torch.zeros_like(weights).index_copy(0, places, weights[places] * divergences)
 
 
 def _again(ctx: Context) -> Any:

@@ -14,7 +14,13 @@ from kmodels import ops
 from kmodels.core import dispatch
 from kmodels.core.dispatch import Op, OpCall, Supports
 from kmodels.core.environment import BACKENDS
-from kmodels.core.errors import InputError, check_choice, is_out_of_memory, one_line
+from kmodels.core.errors import (
+    InputError,
+    check_choice,
+    is_out_of_memory,
+    one_line,
+    same_shape,
+)
 from kmodels.core.files import local_path
 
 log = logging.getLogger("kmodels")
@@ -202,12 +208,7 @@ def _tensors(result: Any) -> list[tuple[str, tuple[int | None, ...]]]:
 
 def _fits(tensor: tuple[str, Any], expected: tuple[str, Any]) -> bool:
     """Returns True if a tensor has the expected dtype and shape; unknown sizes fit."""
-    (dtype, shape), (wanted, sizes) = tensor, expected
-    return (
-        dtype == wanted
-        and len(shape) == len(sizes)
-        and all(None in pair or pair[0] == pair[1] for pair in zip(shape, sizes, strict=True))
-    )
+    return tensor[0] == expected[0] and same_shape(tensor[1], expected[1])
 
 
 def _words(tensor: tuple[str, Any]) -> str:
