@@ -286,12 +286,9 @@ class ClonedAs:
     """
 
     def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
-        """Returns the outputs of the clone.
+        """Returns the outputs of the clone for inputs in the structure of the model's own.
 
-        Args:
-            inputs: inputs of the clone, in the structure of the model's own.
-            clone: returns the new layer of a layer, always the same.
-            call: `call(layer, *args, **kwargs)`, which may add others.
+        `clone` returns the new layer of a layer; `call(layer, *args, **kwargs)` may add others.
         """
         return super()._run_through_graph(inputs, operation_fn=clone, call_fn=call)  # type: ignore[misc]
 
@@ -594,13 +591,9 @@ _next_of_keras: list[Any] = []
 def change_draws(change: Callable[[Any], Any] | None) -> None:
     """Passes the state of every draw of a `keras.random.SeedGenerator` through a function.
 
-    The method is replaced for the whole process: layers of Keras and of users make generators at
-    any time, and Keras has no hook for draws. The state cannot be changed instead: it is saved and
-    compared like weights.
-
-    Args:
-        change: takes the state of a draw, (2,) integers, and returns the state to draw from; None
-            restores the method.
+    The state is (2,) integers; None restores the method. It is replaced for the whole process:
+    layers of Keras and of users make generators at any time, and Keras has no hook for draws. The
+    state cannot be changed instead: it is saved and compared like weights.
     """
     generator: Any = keras.random.SeedGenerator
     if _next_of_keras:
@@ -625,15 +618,11 @@ _in_force: list[tuple[Callable[..., Any], Any, Any]] = []
 
 
 def change_conversion(change: Callable[..., Any] | None) -> None:
-    """Puts a function in front of the backend's `convert_to_tensor`.
+    """Puts a function in front of the backend's `convert_to_tensor`; None takes it away.
 
-    It is replaced for the whole process and in each module that imported it: layers, losses,
-    metrics and optimizers use it by many names, and it has no hook.
-
-    Args:
-        change: takes Keras' own function, the value, and the dtype or None for the value's own, and
-            returns a tensor, or None to leave the conversion to Keras; None restores Keras' own
-            function.
+    It gets Keras' function, the value and the dtype or None, and returns a tensor, or None to leave
+    the conversion to Keras. That is replaced for the whole process and in each module that imported
+    it: layers, losses, metrics and optimizers use it by many names, and it has no hook.
     """
     if _in_force:
         former, original, changed = _in_force[0]
@@ -760,12 +749,7 @@ def strategy_of(optimizer: "keras.Optimizer") -> Any:
 
 
 def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
-    """Removes an optimizer's slots, so that `build` makes new ones.
-
-    Args:
-        optimizer: a built optimizer; also its inner one, as under "mixed_float16".
-        restart: resets the count of steps.
-    """
+    """Removes an optimizer's slots, so that `build` makes new ones; may restart its count."""
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         unbuild(inner, restart)
     no_slots = {id(optimizer._iterations), id(optimizer._learning_rate)}
@@ -791,11 +775,7 @@ def average_by_update(optimizer: keras.Optimizer) -> None:
 
     Keras updates an average at every batch, so with `gradient_accumulation_steps=k` it counts each
     state of the weights k times, and `ema_overwrite_frequency` writes it into the model between
-    updates too. Its documentation says that an optimizer's variables change only with the weights.
-    After this call that holds, and a run equals the one with batches k times as large.
-
-    Args:
-        optimizer: any optimizer; without accumulation or averages it is unchanged.
+    updates too. After this call a run equals the one with batches k times as large.
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         average_by_update(inner)
@@ -869,15 +849,7 @@ class OwnSteps(keras.optimizers.Optimizer if TYPE_CHECKING else object):
     def accumulate_all(
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], is_last: bool
     ) -> None:
-        """Does the same as `apply_all` with gradient accumulation.
-
-        Keras reads from the device whether a batch is the last of its update.
-
-        Args:
-            grads: gradients of this batch.
-            variables: their variables.
-            is_last: True for the last batch of an update.
-        """
+        """Same as `apply_all` with gradient accumulation; Keras reads `is_last` from the device."""
         sums = [accumulated_gradient(self, variable) for variable in variables]
         if is_last:
             steps = self.gradient_accumulation_steps
@@ -923,10 +895,7 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 def symbolic_build(model: keras.Model, batch: Callable[[], Tree]) -> None:
     """Creates the metrics, losses, slots and layers that the first step of a model needs.
 
-    Args:
-        model: compiled.
-        batch: returns (x, y, sample_weight), or arrays of the host; called only for shapes and
-            dtypes that are needed.
+    `batch` returns (x, y, sample_weight), of which shapes and dtypes count; it may stay uncalled.
     """
     model._symbolic_build(
         iterator=((0, 0, [keras.tree.map_structure(_spec, batch())]) for _ in range(1))

@@ -256,9 +256,7 @@ class AdaptableLayer(Adaptable):
     def restore_quantized(self, config: object, keeps_values: bool) -> None:
         """Gives the layer the quantized kernel of a `Quantization.to_config`.
 
-        Args:
-            config: how it is quantized.
-            keeps_values: True to quantize a kernel that has values; else zeros wait for a file.
+        With `keeps_values` it quantizes a kernel that has values; else zeros wait for a file.
 
         Raises:
             InputError: for values to be quantized in a mode that is read from files alone.
@@ -400,14 +398,9 @@ def warn_of_rank(layers: Sequence[Adaptable], rank: int, stacklevel: int) -> Non
 
 
 def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
-    """Returns the kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
+    """Returns a kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
 
-    Args:
-        kernel: as it is without.
-        a: (in, rank).
-        b: (rank, out).
-        scaling: factor of their product.
-        magnitude: with DoRA the length of each output's weights, (out,).
+    `a` is (in, rank), `b` (rank, out); with DoRA `magnitude` is the length of each output, (out,).
     """
     wide, a, b = (np.asarray(x, "float64") for x in (kernel, a, b))
     total = wide + a @ b * scaling

@@ -121,9 +121,7 @@ def restore_rows(model: keras.Layer, description: Mapping[str, Any]) -> None:
 def describe(model: keras.Layer, without: keras.Layer | None = None) -> dict[str, Any]:
     """Returns the changes that `restore` repeats in a new model; often empty.
 
-    Args:
-        model: a built model.
-        without: a model in it that is described on its own.
+    A model in it, `without`, is described on its own.
     """
     aside: set[str] = set()
     if without is not None:
@@ -152,13 +150,10 @@ def restore(
     without: keras.Layer | None = None,
     keeps_values: bool = False,
 ) -> None:
-    """Changes a new model like the described one.
+    """Changes a built model or layer like the one that `describe` described.
 
-    Args:
-        model: a built model or layer.
-        description: the result of `describe`.
-        without: a model in it that is described on its own.
-        keeps_values: True if its random values stay; False if a file will replace them.
+    A model in it, `without`, is described on its own. `keeps_values` is False if a file will
+    replace its random values.
 
     Raises:
         InputError: for values to be quantized in a mode that is read from files alone, or ids
@@ -213,9 +208,7 @@ def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> di
 def frozen(model: keras.Model, without: keras.Layer | None = None) -> dict[str, dict[str, bool]]:
     """Returns the layers and variables that are not as trainable as their parents.
 
-    Args:
-        model: a built model; its path in the result is "".
-        without: a model in it that is left out.
+    The path of the model itself is ""; a model in it, `without`, is left out.
     """
     layers, variables = {}, {}
     for layer, path, parent in _walk(model, without):

@@ -291,16 +291,10 @@ class Embedding(traced.Noted, Layer):
         return [table.adapter for table in tables if table.adapter is not None]
 
     def output_product(self, hidden: Tensor, training: bool) -> tuple[Any, Any, bool]:
-        """Returns hidden states (..., D) and a table (V, D) whose product are the logits, uncapped.
+        """Returns hidden states (..., D) and a table (V, D) whose product are the uncapped logits.
 
-        Trained rows are not in it. With an adapter both have more columns.
-
-        Args:
-            hidden: (..., D).
-            training: whether the adapter drops out.
-
-        Returns:
-            The two, and whether the table has a gradient.
+        The third result is True if the table has a gradient. Trained rows are not in the product.
+        With an adapter, which may drop out in training, both have more columns.
         """
         for adapter in self._adapters(is_output=True):
             return *adapter.widened(hidden, training), True

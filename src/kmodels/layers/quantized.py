@@ -93,11 +93,7 @@ class Quantization:
     ) -> "Quantization":
         """Returns the settings of the arguments of Keras' `quantize`.
 
-        Args:
-            mode: a mode, or None for that of the config.
-            config: a `keras.quantizers.QuantizationConfig`, a mode, or None.
-            block: see `Quantization`.
-            double: see `Quantization`.
+        The config is a `keras.quantizers.QuantizationConfig`, a mode, or None.
 
         Raises:
             InputError: for a config of another mode, or with settings that kernels here lack.
@@ -152,13 +148,8 @@ class Quantization:
     ) -> dict[str, tuple[tuple[int, ...], str]]:
         """Returns name, shape and dtype of the variables that stand for a kernel (rows, units).
 
-        Their order is that of the arrays of `kmodels.ops.quantized_dense`.
-
-        Args:
-            rows: width of the input.
-            units: width of the output.
-            count: number of kernels of a layer of experts, None for one kernel. Their variables
-                have an axis of experts in front, and scales are float32.
+        Their order is that of the arrays of `kmodels.ops.quantized_dense`. With a count of experts,
+        they have an axis of experts in front, and scales are float32.
         """
         if count is not None:
             shapes = self.of_experts.shapes(rows, units)
@@ -337,13 +328,10 @@ def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
 
 
 def quantize(model: keras.Model, settings: Quantization, filters: Any = None) -> None:
-    """Replaces the kernels of a model's linear layers.
+    """Replaces the kernels of the linear layers of a built model that pass Keras' `filters`.
 
-    Args:
-        model: a built model.
-        settings: how.
-        filters: Keras' argument: a regular expression for names of layers, several of them, or a
-            function of a layer; None for all layers.
+    These are a regular expression for names of layers, several of them, or a function of a layer;
+    None for all layers.
 
     Raises:
         InputError: for a mode that is read from files alone, filters that no layer passes, or

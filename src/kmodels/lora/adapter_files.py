@@ -251,12 +251,9 @@ def _config(
 ) -> dict[str, Any]:
     """Returns the content of adapter_config.json.
 
-    Args:
-        adapted: settings by name of the adapted module.
-        others: names of the linear modules without an adapter.
-        heads: names of the modules that are trained as a whole.
-        experts: names of the tensors of experts, adapted or not.
-        biases: names of the modules of which only the bias is trained.
+    It is made of settings by name of the adapted module, and of the names of linear modules without
+    an adapter, modules that are trained as a whole, tensors of experts, adapted or not, and modules
+    of which only the bias is trained.
 
     Raises:
         InputError: for adapters whose differences PEFT cannot express.

@@ -130,10 +130,7 @@ def choose_experts(
 ) -> dict[str, GroupedDense]:
     """Returns the layers of experts that `target_parameters` means, by path.
 
-    Args:
-        model: a built model.
-        targets: as in `choose`, without "all-linear", or the ends of names in transformers.
-        names: names in transformers by path.
+    Targets are those of `choose` without "all-linear", or the ends of names in transformers.
 
     Raises:
         InputError: for a target that means no such layer.
@@ -172,11 +169,7 @@ def meant(paths: Iterable[str], target: str) -> set[str]:
 
 
 def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
-    """Returns the names that a regular expression matches as a whole.
-
-    Args:
-        pattern: a regular expression of `re`.
-        names: paths of layers, or names of modules.
+    """Returns the names that a regular expression of `re` matches as a whole.
 
     Raises:
         InputError: for an invalid pattern, or one that takes too long.

@@ -182,17 +182,10 @@ def products(
     soft_cap: float | None,
     drop: Callable[[Tensor], Any],
 ) -> Any:
-    """Returns softmax(query @ key.T) @ value.
+    """Returns softmax(query @ key.T) @ value, (B, T, N, H).
 
-    Args:
-        query: (B, T, N, H).
-        key: (B, S, K, H).
-        value: (B, S, K, H).
-        allowed: bool, broadcastable to (B, N, T, S) with four axes; `None` for all.
-        may_be_empty: whether a query may see no key; it gets zeros.
-        scale: multiplies the scores; `None` for 1 / sqrt(H).
-        soft_cap: as in `kmodels.ops.attention`.
-        drop: applies dropout to the weights, (B, N, T, S).
+    `allowed` is bool, broadcastable to (B, N, T, S) with four axes, or `None` for all; if it may be
+    empty for a query, that gets zeros. `drop` applies dropout to the weights, (B, N, T, S).
     """
     heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
     batch, length, keys = *ops.shape(query)[:2], ops.shape(key)[1]
@@ -251,12 +244,8 @@ def pairs(
 ) -> Any:
     """Returns the keys that some queries see: bool with four axes, or `None` for all.
 
-    Args:
-        hidden: mask and ids of these keys.
-        segments: (b, t), segments of the queries.
-        blocks: (b, t), blocks of the queries.
-        queries: position of the first query, and their number.
-        keys: position of the first key, and their number.
+    Mask and ids of `hidden` are those of these keys; segments and blocks (b, t) are those of the
+    queries. `queries` and `keys` are the position of the first one, and their number.
     """
     mask, segment_ids, block_ids, causal, window = hidden
     allowed = None
@@ -296,15 +285,9 @@ def _same(own: Tensor, ids: Tensor) -> Any:
 def cuts(
     length: int, keys: int, ahead: bool, causal: bool, window: int | None, size: int
 ) -> list[Block]:
-    """Returns blocks of queries, without the keys that no query of a block may see.
+    """Returns blocks of `size` queries, without the keys that no query of a block may see.
 
-    Args:
-        length: queries T.
-        keys: keys S.
-        ahead: whether a query may see later keys.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-        size: queries of a block.
+    There are T queries and S keys; with `ahead` a query may see later keys.
     """
     blocks = []
     for start in range(0, length, size):

@@ -235,16 +235,9 @@ def gradient_of_rows(
 ) -> Any:
     """Returns the gradient of `rows` (N, D), for overrides that hold no logits.
 
-    Args:
-        hidden: (M, D).
-        rows: (N, D).
-        row_ids: (N,).
-        labels: (M,).
-        for_loss: (M,), the gradient of minus the log-probabilities, float32 or wider.
-        for_entropy: (M,), the gradient of the entropies, or None.
-        total: (M,), logarithm of the sum of the exponentials of all scores.
-        entropy: (M,), or None.
-        scoring: how the scores are computed.
+    `for_loss` is the gradient of minus the log-probabilities, and `for_entropy` that of the
+    entropies, or None; `total` is the log of the summed exponentials of all scores, float32 or
+    wider. These, the labels and the entropies are (M,).
     """
     dtype = ops.dtype(total)
     score = ops.cast(matmul(hidden, ops.transpose(ops.cast(rows, ops.dtype(hidden)))), dtype)

@@ -73,14 +73,8 @@ def product(
 ) -> Any:
     """Returns the op's result.
 
-    Args:
-        x: as the op's.
-        arrays: as the op's.
-        bias: as the op's.
-        mode: as the op's.
-        sizes: as the op's.
-        widen: takes the tensor that the kernel is multiplied by, and the arguments of `dequantize`,
-            which it does when that tensor is there: a compiler would widen all kernels at once.
+    `widen` takes the tensor that the kernel is multiplied by, and the arguments of `dequantize`,
+    which it does when that tensor is there: a compiler would widen all kernels at once.
     """
     arrays = [ops.convert_to_tensor(array) for array in arrays]
     width, grouped = x.shape[-1], [] if sizes is None else [ops.convert_to_tensor(sizes, "int32")]

@@ -197,17 +197,9 @@ def slopes(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the contributions of a block to the gradients of queries, keys, values, in float32.
 
-    Args:
-        own: the queries.
-        seen: the keys.
-        place: first query and first key of the block.
-        size: its sizes.
-        options: the options.
-        gradient: (b, K, t * G, H), of the block's outputs.
-        weights: (b, K, t * G, s), before dropout.
-        of_cap: slopes of the soft cap.
-        kept: bool, False for dropped weights.
-        inner: (b, K, t * G), sums of gradient times output; None if the block sees all keys.
+    `gradient` is that of the block's outputs, (b, K, t * G, H), `weights` (b, K, t * G, s) are
+    those before dropout, `kept` is False for dropped ones, `of_cap` has the slopes of the soft cap.
+    `inner` (b, K, t * G) has sums of gradient times output; None if the block sees all keys.
     """
     dtype = own.query.dtype
     rows, keys = rows_of(own.query, place, size, options), keys_of(seen.held.key, place, size)

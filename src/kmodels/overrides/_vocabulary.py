@@ -152,10 +152,7 @@ class Vocabulary(ABC):
     def gradients(self, for_loss: Any, for_entropy: Any, walked: Walked) -> tuple[Any, Any]:
         """Returns the gradients of `hidden` and `table`; the scores of each tile are recomputed.
 
-        Args:
-            for_loss: (M,), the gradient of minus the log-probabilities.
-            for_entropy: (M,), that of the entropies, or None.
-            walked: the result of `walk`.
+        Those of minus the log-probabilities and of the entropies, or None, are (M,).
         """
 
         def step(tile: Tile, old: tuple[Any, Any]) -> Any:

@@ -44,12 +44,7 @@ def fill(model: keras.Model) -> None:
 
 
 def check(model: keras.Model, what: str) -> None:
-    """Raises `InputError` if a model waits for its weights.
-
-    Args:
-        model: any model.
-        what: the operation that needs them, for the message.
-    """
+    """Raises `InputError` for the operation `what` if a model waits for its weights."""
     if any(_WAITING in vars(layer) for layer in keras_internals.sublayers(model)):
         raise InputError(
             f"{what} found a model that waits for its weights, since it is to lie in parts; call "

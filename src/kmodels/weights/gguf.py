@@ -85,12 +85,7 @@ class Settings:
 
 
 def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any:
-    """Returns a setting of a file, or `default` if it is missing.
-
-    Args:
-        reader: a result of `open_gguf`.
-        name: full name, such as "general.architecture".
-        default: value if it is missing.
+    """Returns a setting by its full name, such as "general.architecture", or `default`.
 
     Raises:
         InputError: for a setting of another type.

@@ -60,10 +60,6 @@ class PackedArray(LazyArray):
 def grouped(path: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Returns the tensors of a file or directory, those of few bits with their parts in one.
 
-    Args:
-        path: of the file or directory, for errors and its config.json.
-        tensors: all tensors by name.
-
     Raises:
         InputError: for parts that do not fit together, or a directory that does not say what they
             are.
