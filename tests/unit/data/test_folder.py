@@ -97,6 +97,12 @@ def test_folder_errors(tmp_path, names, message):
     refused(message, open_dataset, f"folder:{tmp_path}")
 
 
+def test_classes_without_images_are_named(tmp_path):
+    folder_of(tmp_path, "1.jpg", "cat/.keep", "dog/.keep")
+    with pytest.warns(UserWarning, match="1 image in no class folder"):
+        refused("no usable training image in class cat, dog", open_dataset, f"folder:{tmp_path}")
+
+
 @pytest.mark.parametrize("stray", ["x.jpg", "train/x.jpg", "val/x.jpg"])
 def test_images_in_no_class_folder_are_named(tmp_path, stray):
     folder_of(tmp_path, *(f"{part}/{name}" for part in ("train", "val") for name in FOUR), stray)

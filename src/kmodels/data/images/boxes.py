@@ -22,7 +22,7 @@ from kmodels.data.images.decoding import (
     tell_of_orientation,
 )
 from kmodels.data.images.resizing import sides_of
-from kmodels.data.images.sources import DataBundle, check_share, check_whole_classes, split
+from kmodels.data.images.sources import DataBundle, all_parts, check_share, check_whole_classes
 from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects, number_of_scenes
 
 SPECS = "scenes[:N], coco:DIR"
@@ -240,10 +240,9 @@ def open_boxes(
     if kind == "scenes":
         count = number_of_scenes(spec)
         images, objects = made_objects(count, image_size or SCENE_SIZE, seed)
-        whole = BoxImages([*images], objects)
-        parts = split(count, (validation_split, validation_split), seed)
-        train, validation, test = (whole.part(part) for part in parts)
-        return DataBundle(train, validation, test, [*SCENE_CLASSES[1:]], (*images.shape[1:3], 3))
+        parts = all_parts({"train": BoxImages([*images], objects)}, validation_split, seed)
+        shape = images.shape[1:]
+        return DataBundle(**parts, class_names=[*SCENE_CLASSES[1:]], image_shape=shape)
     if kind == "coco":
         return _coco(local_copy(rest), image_size, seed, validation_split)
     raise InputError(f"data is {spec}; give one of {SPECS}")
@@ -264,20 +263,13 @@ def _coco(
     sources = {
         part: _part(files[part], root, content, numbers) for part, content in described.items()
     }
-    missing = [part for part in ("validation", "test") if part not in sources]
-    rest, *drawn = split(len(sources["train"]), [validation_split] * len(missing), seed)
-    for part, indices in zip(missing, drawn, strict=True):
-        if len(indices):
-            sources[part] = sources["train"].part(indices)
-    sources["train"] = sources["train"].part(rest)
-    images, _ = sources["train"].batch(np.arange(1))
+    parts = all_parts(sources, validation_split, seed)
+    images, _ = parts["train"].batch(np.arange(1))
     height, width = image_size or images[0].shape[:2]
     return DataBundle(
-        sources["train"],
-        sources.get("validation"),
-        sources.get("test"),
-        [names[category] for category in sorted(names)],
-        (height, width, 3),
+        **parts,
+        class_names=[names[category] for category in sorted(names)],
+        image_shape=(height, width, 3),
     )
 
 

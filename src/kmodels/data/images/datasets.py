@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,13 +23,13 @@ from kmodels.data.images.sources import (
     SPLITS,
     ArraySource,
     DataBundle,
+    all_parts,
     check_labels,
     check_share,
     common_size,
     count_classes,
     is_image_file,
     readable,
-    split,
     unread_files,
     warn_of_files,
 )
@@ -116,13 +116,10 @@ def _synthetic(
         SyntheticSource(size, shape, classes, seed, start)
         for size, start in ((train, 0), (held_out, train), (held_out, train + held_out))
     ]
-    return DataBundle(
-        train=parts[0],
-        validation=parts[1] if held_out else None,
-        test=parts[2] if held_out else None,
-        class_names=[str(label) for label in range(classes)],
-        image_shape=shape,
-    )
+    train_part, *others = parts
+    validation, test = others if held_out else (None, None)
+    names = [str(label) for label in range(classes)]
+    return DataBundle(train_part, validation, test, names, shape)
 
 
 DIGITS = Path(__file__).parent / "digits.npz"
@@ -143,29 +140,15 @@ _NPZ_KEYS = "x_train, y_train, x_test, y_test (and perhaps x_val, y_val), or x a
 
 
 def _bundle(
-    train: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray] | None,
-    test: tuple[np.ndarray, np.ndarray] | None,
+    arrays: dict[str, tuple[np.ndarray, np.ndarray]],
     class_names: list[str],
     seed: int,
     validation_split: float,
 ) -> DataBundle:
-    """Uses the splits of the data, and draws missing ones from the training part."""
-    images, labels = train
-    shares = (0.0 if validation else validation_split, 0.0 if test else validation_split)
-    rest, for_validation, for_test = split(len(labels), shares, seed)
-    whole = len(rest) == len(labels)
-    parts = [
-        ArraySource(*arrays) if arrays else ArraySource(images, labels, numbers)
-        for arrays, numbers in ((validation, for_validation), (test, for_test))
-    ]
-    return DataBundle(
-        train=ArraySource(images, labels, None if whole else rest),
-        validation=parts[0] if len(parts[0]) else None,
-        test=parts[1] if len(parts[1]) else None,
-        class_names=class_names,
-        image_shape=tuple(images.shape[1:]),
-    )
+    """Returns a data set of (images, labels) by part."""
+    sources = {part: ArraySource(*pair) for part, pair in arrays.items()}
+    parts = all_parts(sources, validation_split, seed)
+    return DataBundle(**parts, class_names=class_names, image_shape=arrays["train"][0].shape[1:])
 
 
 def read_digits() -> DataBundle:
@@ -180,7 +163,7 @@ def read_digits() -> DataBundle:
     # The originals have 17 grey values, 0 to 16.
     images = np.round(pixels[..., None] * (255 / 16)).astype("uint8")
     names = [str(digit) for digit in range(10)]
-    return _bundle((images, labels.astype("int32")), None, None, names, 0, 0.1)
+    return _bundle({"train": (images, labels.astype("int32"))}, names, 0, 0.1)
 
 
 def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
@@ -188,19 +171,18 @@ def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give idx:DIR with the four IDX files")
     train = _idx_pair(folder, "train")
-    has_test = any(_idx_file(folder, "t10k", kind) for kind in _IDX_MAGIC)
-    test = _idx_pair(folder, "t10k") if has_test else None
-    classes = int(train[1].max()) + 1
-    if test:
-        check_labels(test[1], classes, f"{folder}: test labels")
-        if test[0].shape[1:] != train[0].shape[1:]:
+    parts, classes = {"train": train}, int(train[1].max()) + 1
+    if any(_idx_file(folder, "t10k", kind) for kind in _IDX_MAGIC):
+        images, labels = parts["test"] = _idx_pair(folder, "t10k")
+        check_labels(labels, classes, f"{folder}: test labels")
+        if images.shape[1:] != train[0].shape[1:]:
             raise InputError(
-                f"{folder}: test images are {test[0].shape[1:3]}, training images "
+                f"{folder}: test images are {images.shape[1:3]}, training images "
                 f"{train[0].shape[1:3]}; give files of one data set"
             )
     fashion = "fashion" in folder.resolve().name.lower() and classes == len(FASHION)
     names: list[str] = [*FASHION] if fashion else [str(label) for label in range(classes)]
-    return _bundle(train, None, test, names, seed, validation_split)
+    return _bundle(parts, names, seed, validation_split)
 
 
 def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -311,14 +293,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
             raise InputError(
                 f"{path}: images of {part} are {images.shape[1:]}, of train {shape}; give one size"
             )
-    return _bundle(
-        parts["train"],
-        parts.get("validation"),
-        parts.get("test"),
-        [str(label) for label in range(classes)],
-        seed,
-        validation_split,
-    )
+    return _bundle(parts, [str(label) for label in range(classes)], seed, validation_split)
 
 
 def _npz_images(images: np.ndarray, where: str) -> np.ndarray:
@@ -399,6 +374,10 @@ class SampledSource:
         numbers = self.numbers[indices].tolist()
         return [self.samples.picture(number) for number in numbers], self.labels[indices]
 
+    def part(self, indices: np.ndarray) -> "SampledSource":
+        """Returns the images with these numbers, in this order."""
+        return SampledSource(self.samples, self.numbers[indices], self.labels[indices])
+
 
 def read_samples(
     samples: Samples,
@@ -429,21 +408,12 @@ def read_samples(
         numbers, skipped = readable(samples.picture, len(samples))
     if not len(numbers):
         raise InputError(f"{spec} has no image that can be read; repair it")
-    parts: list[Any] = [
-        SampledSource(samples, numbers[part], labels[numbers[part]])
-        for part in split(len(numbers), (validation_split, validation_split), seed)
-    ]
-    train, validation, test = parts
-    height, width = image_size or common_size(train, spec)
-    channels = train.batch(np.zeros(1, int))[0][0].shape[-1]
-    return DataBundle(
-        train,
-        validation if len(validation) else None,
-        test if len(test) else None,
-        names,
-        (height, width, channels),
-        skipped,
-    )
+    whole = SampledSource(samples, numbers, labels[numbers])
+    parts = all_parts({"train": whole}, validation_split, seed)
+    height, width = image_size or common_size(parts["train"], spec)
+    channels = parts["train"].batch(np.zeros(1, int))[0][0].shape[-1]
+    shape = height, width, channels
+    return DataBundle(**parts, class_names=names, image_shape=shape, skipped=skipped)
 
 
 # === Folders of images, one per class, perhaps below split folders, or a zip of them ===
@@ -476,6 +446,10 @@ class FileSource:
     def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """See ImageSource."""
         return [self.picture(int(i)) for i in indices], self.labels[indices]
+
+    def part(self, indices: np.ndarray) -> "FileSource":
+        """Returns the images with these numbers, in this order."""
+        return FileSource(self.root, [self.names[int(i)] for i in indices], self.labels[indices])
 
     def picture(self, number: int) -> np.ndarray:
         """Returns one image, uint8 (H, W, 3)."""
@@ -531,34 +505,26 @@ def read_folder(
             f"{', '.join(outside[:8])}; move them into one",
             stacklevel=4,
         )
-    sources = {
-        part: _folder_source(root, members, names, skipped if skip_bad else None)
-        for part, members in by_split.items()
-        if members
-    }
-    train = sources["train"]
-    empty = [name for label, name in enumerate(names) if label not in train.labels]
+    label_of = {name: label for label, name in enumerate(names)}
+    sources: dict[str, FileSource] = {}
+    for part, members in by_split.items():
+        members.sort()
+        labels = np.array([label_of[name] for _, name in members], int)
+        source = FileSource(root, [path for path, _ in members], labels)
+        if skip_bad:
+            numbers, unreadable = readable(source.picture, len(source))
+            source, skipped = source.part(numbers), skipped + unreadable
+        sources[part] = source
+    present = sources["train"].labels
+    empty = [name for label, name in enumerate(names) if label not in present]
     if empty:
         raise InputError(
             f"{root}: no usable training image in class {', '.join(empty)}; add some or remove "
             "the folder"
         )
-    shares = [0.0 if part in sources else validation_split for part in ("validation", "test")]
-    rest, *drawn = split(len(train), shares, seed)
-    for part, numbers in zip(("validation", "test"), drawn, strict=True):
-        if len(numbers):
-            sources[part] = _take_files(train, numbers)
-    if len(rest) < len(train):
-        sources["train"] = _take_files(train, rest)
-    height, width = image_size or common_size(sources["train"], root)
-    return DataBundle(
-        sources["train"],
-        sources.get("validation"),
-        sources.get("test"),
-        names,
-        (height, width, 3),
-        skipped,
-    )
+    parts = all_parts(sources, validation_split, seed)
+    shape = (*(image_size or common_size(parts["train"], root)), 3)
+    return DataBundle(**parts, class_names=names, image_shape=shape, skipped=skipped)
 
 
 def _list_folder(root: Path) -> tuple[Listing, list[str]]:
@@ -667,26 +633,3 @@ def _tops(images: Listing) -> set[str]:
 
 def _top(parts: tuple[str, ...]) -> str:
     return parts[0].rsplit("/", 1)[-1].lower()
-
-
-def _folder_source(
-    root: Path,
-    members: list[tuple[str, str]],
-    names: list[str],
-    skipped: list[tuple[str, str]] | None,
-) -> FileSource:
-    label_of = {name: label for label, name in enumerate(names)}
-    members = sorted(members)
-    source = FileSource(
-        root, [path for path, _ in members], np.array([label_of[name] for _, name in members], int)
-    )
-    if skipped is None:
-        return source
-    numbers, unreadable = readable(source.picture, len(source))
-    skipped += unreadable
-    return source if len(numbers) == len(source) else _take_files(source, numbers)
-
-
-def _take_files(source: FileSource, numbers: np.ndarray) -> FileSource:
-    names = [source.names[int(i)] for i in numbers]
-    return FileSource(source.root, names, source.labels[numbers])

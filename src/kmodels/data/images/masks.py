@@ -25,20 +25,19 @@ from kmodels.data.images.sources import (
     SPLITS,
     ArraySource,
     DataBundle,
+    all_parts,
     check_images,
     check_labels,
     check_share,
     check_stems,
     check_whole_classes,
     is_image_file,
-    split,
     unread_files,
     warn_of_files,
 )
 from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_scenes, number_of_scenes
 
 SPECS = "scenes[:N], folder:DIR"
-PARTS = ("train", "validation", "test")
 ADE20K = "annotations"  # the folder of its masks
 
 
@@ -96,6 +95,11 @@ class MaskFiles:
         """Returns lists of images (H, W, 3) and masks (H, W)."""
         pairs = [self._pair(*self.pairs[i]) for i in indices]
         return [image for image, _ in pairs], [mask for _, mask in pairs]
+
+    def part(self, indices: np.ndarray) -> "MaskFiles":
+        """Returns the images with these numbers, in this order."""
+        pairs = [self.pairs[i] for i in indices]
+        return MaskFiles(pairs, self.classes, self.reduce_labels, self.ignore_class)
 
     def _pair(self, image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
         content = read_picture(image)
@@ -189,10 +193,9 @@ def open_masks(
             raise InputError("scenes have no unlabeled pixels; leave reduce_labels out")
         count = number_of_scenes(spec)
         images, masks = made_scenes(count, image_size or SCENE_SIZE, seed)
-        parts = split(count, (validation_split, validation_split), seed)
-        train, validation, test = (MaskArrays(images, masks, part) for part in parts)
-        shape = (*images.shape[1:3], 3)
-        return DataBundle(train, validation, test, [*SCENE_CLASSES], shape)
+        parts = all_parts({"train": MaskArrays(images, masks)}, validation_split, seed)
+        shape = images.shape[1:]
+        return DataBundle(**parts, class_names=[*SCENE_CLASSES], image_shape=shape)
     if kind == "folder":
         root = local_copy(rest)
         return _folder(root, image_size, seed, validation_split, reduce_labels, ignore_class)
@@ -220,24 +223,16 @@ def _folder(
         pairs = {part: _pairs(one / "images", one / "masks") for part, one in folders.items()}
     else:
         pairs = {"train": _pairs(root / "images", root / "masks")}
-    shares = [0.0 if part in pairs else validation_split for part in PARTS[1:]]
-    rest, *drawn = split(len(pairs["train"]), shares, seed)
-    for part, numbers in zip(PARTS[1:], drawn, strict=True):
-        if len(numbers):
-            pairs[part] = [pairs["train"][i] for i in numbers]
-    pairs["train"] = [pairs["train"][i] for i in rest]
     masks = [mask for paths in pairs.values() for _, mask in paths]
     names = _names(root, masks, reduce_labels, ignore_class)
     sources = {
         part: MaskFiles(paths, len(names), reduce_labels, ignore_class)
         for part, paths in pairs.items()
     }
-    first = pairs["train"][0][0]
+    parts = all_parts(sources, validation_split, seed)
+    first = parts["train"].pairs[0][0]
     height, width = image_size or decode_file(first).shape[:2]
-    shape = (height, width, 3)
-    return DataBundle(
-        sources["train"], sources.get("validation"), sources.get("test"), names, shape
-    )
+    return DataBundle(**parts, class_names=names, image_shape=(height, width, 3))
 
 
 def _parts(root: Path) -> dict[str, Path]:

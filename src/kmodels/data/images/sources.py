@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kmodels.core.errors import InputError, shown
 from kmodels.data.images.decoding import PictureError, suffixes, warn_of_range
 from kmodels.data.rng import philox
 
+PARTS = ("train", "validation", "test")
 # The part of the data that a folder of this name has.
 SPLITS = {
     "train": "train",
@@ -86,6 +87,10 @@ class ArraySource:
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See ImageSource."""
         return self.images[indices], self.labels[indices]
+
+    def part(self, indices: np.ndarray) -> Self:
+        """Returns the images with these numbers, in this order."""
+        return type(self)(self.images, self.labels, indices)
 
 
 @dataclass
@@ -292,16 +297,31 @@ def check_labels(
     return labels.astype("int32")
 
 
-def split(
-    n: int, shares: Sequence[float], seed: int, purpose: str = "split"
-) -> tuple[np.ndarray, ...]:
+def all_parts(sources: dict[str, Any], share: float, seed: int) -> dict[str, Any]:
+    """Returns the `PARTS` of a data set; missing ones are drawn from the training part.
+
+    Args:
+        sources: sources by part, "train" at least; each has `part(indices)`.
+        share: share of the training part for each missing one, which is None if the share is 0.
+        seed: seed of the split.
+    """
+    train, missing = sources["train"], PARTS[1:]
+    shares = [0.0 if part in sources else share for part in missing]
+    rest, *drawn = split(len(train), shares, seed)
+    taken = {x: train.part(part) for x, part in zip(missing, drawn, strict=True) if len(part)}
+    if taken:
+        taken["train"] = train.part(rest)
+    return {**dict.fromkeys(PARTS), **sources, **taken}
+
+
+def split(n: int, shares: Sequence[float], seed: int) -> tuple[np.ndarray, ...]:
     """Splits 0..n-1 into one part per share and the rest, as a pure function of the seed.
 
     Returns:
         Sorted int arrays: the rest first, then one for each share (at least one sample if the share
         is above 0).
     """
-    drawn = np.argsort(philox(seed, purpose).random_raw(n), kind="stable")
+    drawn = np.argsort(philox(seed, "split").random_raw(n), kind="stable")
     parts, at = [], 0
     for share in shares:
         count = max(1, round(n * share)) if share > 0 else 0
