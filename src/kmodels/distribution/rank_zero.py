@@ -144,7 +144,7 @@ def followers(
     every = [callback for callback in every if callback is not None]
     for callback in every:
         _check(callback, plan)
-    here = [c for c in every if plan.engine.main or not isinstance(c, _WRITERS)]
+    here = [c for c in every if processes.is_rank_zero() or not isinstance(c, _WRITERS)]
     return [*here, SyncStop()] if use is Method.FIT else here
 
 

@@ -1,6 +1,7 @@
 """The KV cache in rings, and the passes of generation that read and extend it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
@@ -153,12 +154,6 @@ class LayerCache:
         return self.extended
 
 
-def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
-    """Returns the cache of each block of a model; some blocks may have the same one."""
-    by_number = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
-    return [by_number[number] for number in backbone.cache_numbers]
-
-
 class DraftView:
     """Several new tokens per row attend to all earlier tokens, and to each other causally.
 
@@ -204,100 +199,107 @@ class DraftView:
         return key, value, {"mask": mask}  # (B, 1, T, size)
 
 
-# === The passes, which each backend compiles ===
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of one batch shape, which each backend compiles.
 
-
-def first_token(
-    backbone: keras.Model,
-    sampler: Sampler,
-    store: Store,
-    token_ids: Tensor,
-    lengths: Tensor,
-    slots: int,
-    draws: Tensor,
-    ahead: int = 0,
-    images: Mapping[str, Tensor] | None = None,
-) -> Any:
-    """Runs the prompts through the model in one pass and chooses the token behind each.
+    Draws are numbers in [0, 1), one for each token that is chosen.
 
     Args:
-        backbone: with `extend`, `cache_shapes`, `cache_numbers` and `token_embedding.logits`.
-        sampler: chooses.
-        store: the cache to fill.
-        token_ids: (B, P) int32, padded on the right.
-        lengths: (B,) int32.
+        backbone: with `extend`, `cache_shapes`, `cache_windows`, `cache_numbers` and
+            `token_embedding.logits`.
+        sampler: chooses the tokens.
+        batch: B, the number of texts.
+        prompt: P, the length that prompts are padded to.
         slots: number of tokens of prompt and continuation together.
-        draws: (B,) float32 in [0, 1).
-        ahead: largest number of drafts that come in at once later.
-        images: arrays of the images of each prompt, by the names of the model's inputs.
-
-    Returns:
-        (B,) int32.
+        ahead: largest number of drafts that come in at once; 0 without drafts.
     """
-    view = PromptView(lengths, slots, ahead)
-    seen = {} if images is None else {"images": images}
-    hidden = backbone.extend(token_ids, None, caches(backbone, store, view), **seen)
-    last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
-    history = None
-    if sampler.looks_back:
-        store.fill(2 * len(backbone.cache_shapes), view.keep(token_ids, slots))
-        # Padding stands for the first token, which the row holds anyway.
-        is_token = ops.arange(token_ids.shape[1], dtype="int32")[None] < lengths[:, None]
-        history = ops.where(is_token, token_ids, token_ids[:, :1])
-    return sampler.choose(backbone.token_embedding.logits(last), history, draws)
 
+    backbone: keras.Model
+    sampler: Sampler
+    batch: int
+    prompt: int
+    slots: int
+    ahead: int = 0
 
-def next_token(
-    backbone: keras.Model,
-    sampler: Sampler,
-    store: Store,
-    tokens: Tensor,
-    step: Any,
-    lengths: Tensor,
-    prompt: int,
-    slots: int,
-    draws: Tensor,
-) -> Any:
-    """Runs one new token per row through the model and chooses the one behind it.
+    def first_token(
+        self,
+        store: Store,
+        token_ids: Tensor,
+        lengths: Tensor,
+        draws: Tensor,
+        images: Mapping[str, Tensor] | None = None,
+    ) -> Any:
+        """Runs the prompts through the model in one pass and chooses the token behind each.
 
-    Tokens (B,) have the number `step`, from 0, behind prompts of `lengths` (B,) tokens that were
-    padded to `prompt`; for the rest see `first_token`.
-    """
-    view = StepView(lengths, prompt, slots, step)
-    tokens = tokens[:, None]
-    hidden = backbone.extend(tokens, view.positions, caches(backbone, store, view))
-    history = None
-    if sampler.looks_back:
-        slot, filled, _ = view.ring(slots)
-        history = store.write(2 * len(backbone.cache_shapes), slot, tokens)
-        history = ops.where(filled, history, tokens)
-    return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)
+        Args:
+            store: the cache to fill.
+            token_ids: (B, P) int32, padded on the right.
+            lengths: (B,) int32.
+            draws: (B,) float32.
+            images: arrays of the images of each prompt, by the names of the model's inputs.
 
+        Returns:
+            (B,) int32.
+        """
+        view = PromptView(lengths, self.slots, self.ahead)
+        seen = {} if images is None else {"images": images}
+        hidden = self.backbone.extend(token_ids, None, self._caches(store, view), **seen)
+        last = ops.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]
+        history = None
+        if self.sampler.looks_back:
+            store.fill(self._tokens_ring, view.keep(token_ids, self.slots))
+            # Padding stands for the first token, which the row holds anyway.
+            is_token = ops.arange(token_ids.shape[1], dtype="int32")[None] < lengths[:, None]
+            history = ops.where(is_token, token_ids, token_ids[:, :1])
+        return self._chosen(last, history, draws)
 
-def next_tokens(
-    backbone: keras.Model,
-    sampler: Sampler,
-    store: Store,
-    tokens: Tensor,
-    starts: Tensor,
-    slots: int,
-    draws: Tensor,
-    ahead: int,
-) -> Any:
-    """Runs some new tokens per row, the last one and drafts, and chooses the one behind each.
+    def next_token(
+        self, store: Store, tokens: Tensor, step: Any, lengths: Tensor, draws: Tensor
+    ) -> Any:
+        """Runs one new token per row through the model and chooses the one behind it.
 
-    Tokens (B, T) begin at the positions `starts` (B,), and replace refused ones in the cache; draws
-    are (B, T) too. For the rest see `first_token`.
-    """
-    batch, count = tokens.shape
-    view = DraftView(starts, count, slots, ahead)
-    hidden = backbone.extend(tokens, view.positions, caches(backbone, store, view))
-    history = None
-    if sampler.looks_back:
-        places, seen, _ = view.ring(None)
-        history = store.scatter(2 * len(backbone.cache_shapes), places, tokens)
-        history = ops.where(seen, history[:, None], tokens[:, :, None])
-        history = ops.reshape(history, (batch * count, slots))
-    logits = backbone.token_embedding.logits(ops.reshape(hidden, (batch * count, -1)))
-    following = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
-    return ops.reshape(following, (batch, count))
+        Tokens (B,) have the number `step`, from 0, behind prompts of `lengths` (B,) tokens.
+        """
+        view = StepView(lengths, self.prompt, self.slots, step)
+        tokens = tokens[:, None]
+        hidden = self.backbone.extend(tokens, view.positions, self._caches(store, view))
+        history = None
+        if self.sampler.looks_back:
+            slot, filled, _ = view.ring(self.slots)
+            history = store.write(self._tokens_ring, slot, tokens)
+            history = ops.where(filled, history, tokens)
+        return self._chosen(hidden[:, 0], history, draws)
+
+    def next_tokens(self, store: Store, tokens: Tensor, starts: Tensor, draws: Tensor) -> Any:
+        """Runs some new tokens per row, the last one and drafts, and chooses the one behind each.
+
+        Tokens (B, T) begin at the positions `starts` (B,), and replace refused ones in the cache;
+        draws are (B, T) too.
+        """
+        batch, count = tokens.shape
+        view = DraftView(starts, count, self.slots, self.ahead)
+        hidden = self.backbone.extend(tokens, view.positions, self._caches(store, view))
+        history = None
+        if self.sampler.looks_back:
+            places, seen, _ = view.ring(None)
+            history = store.scatter(self._tokens_ring, places, tokens)
+            history = ops.where(seen, history[:, None], tokens[:, :, None])
+            history = ops.reshape(history, (batch * count, self.slots))
+        hidden = ops.reshape(hidden, (batch * count, -1))
+        following = self._chosen(hidden, history, ops.reshape(draws, (-1,)))
+        return ops.reshape(following, (batch, count))
+
+    @property
+    def _tokens_ring(self) -> int:
+        return 2 * len(self.backbone.cache_shapes)
+
+    def _caches(self, store: Store, view: View) -> list[LayerCache]:
+        """Returns the cache of each block; some blocks may have the same one."""
+        numbers = range(len(self.backbone.cache_shapes))
+        by_number = [LayerCache(store, number, view) for number in numbers]
+        return [by_number[number] for number in self.backbone.cache_numbers]
+
+    def _chosen(self, hidden: Tensor, history: Tensor | None, draws: Tensor) -> Any:
+        logits = self.backbone.token_embedding.logits(hidden)
+        return self.sampler.choose(logits, history, draws)

@@ -11,9 +11,8 @@ from keras import ops
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
-from kmodels.generation.generate import check_prompts, opened
+from kmodels.generation.generate import Rows, opened
 from kmodels.generation.sampler import Sampler
-from kmodels.generation.stop import ended
 from kmodels.text import Tokenizer
 from kmodels.weights import gather
 
@@ -229,50 +228,6 @@ class DraftCounts:
     accepted: int = 0
 
 
-class _Rows:
-    """Texts that grow, each until its limit or a token that ends it."""
-
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        stop: Collection[int],
-        on_token: Callable[[int, int], None] | None,
-    ):
-        self.texts = [list(map(int, prompt)) for prompt in prompts]
-        self.starts = [len(text) for text in self.texts]
-        self.limits = limits
-        self.stop = stop
-        self.on_token = on_token
-        self.open = [row for row, text in enumerate(self.texts) if len(text) < limits[row]]
-
-    def lengths(self) -> np.ndarray:
-        return np.array([len(text) for text in self.texts], "int32")
-
-    def add(self, choices: np.ndarray, drafts: np.ndarray, counts: DraftCounts) -> None:
-        """Appends to each open row the tokens up to the first that was not drafted.
-
-        The model chose the choices (B, n + 1) behind each of the drafts (B, n).
-        """
-        counts.passes += 1
-        for row in self.open:
-            counts.drafted += drafts.shape[1]
-            ahead = [*drafts[row].tolist(), None]
-            for token, draft in zip(choices[row].tolist(), ahead, strict=True):
-                self.texts[row].append(token)
-                counts.tokens += 1
-                counts.accepted += token == draft
-                if self.on_token is not None:
-                    self.on_token(row, token)
-                if token != draft or self._ended(row):
-                    break
-        self.open = [row for row in self.open if not self._ended(row)]
-
-    def _ended(self, row: int) -> bool:
-        text = self.texts[row]
-        return len(text) >= self.limits[row] or ended(self.stop, text[self.starts[row] :])
-
-
 def continue_with_drafts(
     backbone: keras.Model,
     prompts: Sequence[Sequence[int]],
@@ -292,25 +247,20 @@ def continue_with_drafts(
 
     Returns:
         The prompts with their continuations, and the counts of passes and drafts.
-
-    Raises:
-        InputError: for an empty prompt.
     """
-    check_prompts(prompts)
-    rows, counts = _Rows(prompts, limits, stop, on_token), DraftCounts()
+    rows, counts = Rows(prompts, limits, stop, on_token), DraftCounts()
     if not rows.open:
         return rows.texts, counts
-    lengths = rows.lengths()
-    steps = max(limit - len(text) for limit, text in zip(limits, rows.texts, strict=True))
+    steps = rows.longest()
     ahead = drafter.count = min(drafter.count, steps)
     settings = sampler, jit_compile, loops, ahead
-    loop, token_ids, _ = opened(backbone, rows.texts, steps, *settings)
+    loop, token_ids, lengths = opened(backbone, rows.texts, steps, *settings)
     # In the order in which the loop without drafts draws; drafts look beyond the last token.
     draws = sampler.stream().random((steps + ahead + 1, len(prompts)), "float32")
     every = np.arange(len(prompts))[:, None]
     try:
-        first = loop.start(token_ids, lengths, draws[0], images)
-        rows.add(_numpy(first)[:, None], np.zeros((len(prompts), 0), "int32"), counts)
+        rows.add(_numpy(loop.start(token_ids, lengths, draws[0], images))[:, None])
+        counts.passes = 1
         if rows.open:
             drafter.start([list(map(int, prompt)) for prompt in prompts], steps, sampler)
         while rows.open:
@@ -321,10 +271,13 @@ def continue_with_drafts(
             tokens = ops.concatenate([last, drafts], axis=1)
             numbers = numbers[:, : tokens.shape[1]]
             choices = loop.extend(tokens, rows.lengths() - 1, numbers)
-            rows.add(_numpy(choices), _numpy(drafts), counts)
+            counts.passes += 1
+            counts.drafted += len(rows.open) * drafts.shape[1]
+            counts.accepted += rows.add(_numpy(choices), _numpy(drafts))
     finally:
         drafter.finish()
         loop.finish()
+    counts.tokens = int((rows.lengths() - lengths).sum())
     return rows.texts, counts
 
 

@@ -16,7 +16,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, human, pluralize
 from kmodels.core.runtime import available_bytes, width_of
 from kmodels.core.types import Tensor
-from kmodels.generation.cache import ring_shapes
+from kmodels.generation.cache import Passes, ring_shapes
 from kmodels.generation.request import repeated
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler
@@ -69,20 +69,10 @@ class Loop(Protocol):
 class LoopBackend(Protocol):
     """Generation on one backend."""
 
-    def Loop(
-        self,
-        backbone: keras.Model,
-        sampler: Sampler,
-        batch: int,
-        prompt: int,
-        slots: int,
-        jit_compile: bool | str = "auto",
-        ahead: int = 0,
-    ) -> Loop:
-        """Makes the steps for `batch` prompts padded to `prompt` and texts of up to `slots`.
+    def Loop(self, passes: Passes, jit_compile: bool | str = "auto") -> Loop:
+        """Makes the steps of these passes: `start`, and `extend` if they are `ahead`, else `step`.
 
-        With `ahead`, the largest number of drafts that `extend` may take back, the steps are
-        `start` and `extend`; without, `start` and `step`.
+        `jit_compile` is as in `Generates.use_sampler`.
         """
         ...
 
@@ -126,36 +116,90 @@ def continue_prompts(
     Raises:
         InputError: for an empty prompt.
     """
-    rows = [list(map(int, prompt)) for prompt in prompts]
-    check_prompts(rows)
-    limits = [max_length] * len(rows) if isinstance(max_length, int) else list(max_length)
-    steps = max((limit - len(row) for limit, row in zip(limits, rows, strict=True)), default=0)
-    if steps < 1:
-        return rows
-    loop, token_ids, lengths = opened(backbone, rows, steps, sampler, jit_compile, loops)
+    limits = [max_length] * len(prompts) if isinstance(max_length, int) else max_length
+    rows = Rows(prompts, limits, stop, on_token)
+    check_prompts(rows.texts)
+    if not rows.open:
+        return rows.texts
+    steps, count = rows.longest(), len(rows.texts)
+    loop, token_ids, lengths = opened(backbone, rows.texts, steps, sampler, jit_compile, loops)
     stream = sampler.stream()
-    open_rows = {row for row in range(len(rows)) if len(rows[row]) < limits[row]}
     try:
-        tokens = loop.start(token_ids, lengths, _draws(stream, len(rows)), images)
+        tokens = loop.start(token_ids, lengths, stream.random(count, "float32"), images)
         for step in range(steps):
             # The next step is under way while the host looks at the tokens of this one.
-            following = None
+            following: Any = None
             if step + 1 < steps:
-                following = loop.step(step, tokens, _draws(stream, len(rows)))  # type: ignore[arg-type]
-            for row, token in enumerate(keras.ops.convert_to_numpy(tokens).tolist()):
-                if row not in open_rows:
-                    continue
-                rows[row].append(token)
-                if on_token is not None:
-                    on_token(row, token)
-                if len(rows[row]) >= limits[row] or ended(stop, rows[row][lengths[row] :]):
-                    open_rows.discard(row)
-            if not open_rows:
+                following = loop.step(step, tokens, stream.random(count, "float32"))
+            rows.add(keras.ops.convert_to_numpy(tokens)[:, None])
+            if not rows.open:
                 break
             tokens = following
     finally:
         loop.finish()
-    return rows
+    return rows.texts
+
+
+class Rows:
+    """Texts that grow, each until its limit or a token that ends it.
+
+    Args:
+        prompts: token ids that the texts begin with.
+        limits: largest number of tokens of each text.
+        stop: ids that end a text, or a `Stop`.
+        on_token: called with (row, token id) as tokens come.
+
+    Attributes:
+        texts: token ids of each text.
+        open: numbers of the texts that are not at their end.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        stop: Collection[int],
+        on_token: Callable[[int, int], None] | None,
+    ):
+        self.texts = [list(map(int, prompt)) for prompt in prompts]
+        self.starts = [len(text) for text in self.texts]
+        self.limits, self.stop, self.on_token = limits, stop, on_token
+        self.open = [row for row, text in enumerate(self.texts) if len(text) < limits[row]]
+
+    def longest(self) -> int:
+        """Returns the largest number of tokens that a text may still get."""
+        return max(self.limits[row] - len(self.texts[row]) for row in self.open)
+
+    def lengths(self) -> np.ndarray:
+        """Returns the number of tokens of each text, (B,) int32."""
+        return np.array([len(text) for text in self.texts], "int32")
+
+    def add(self, choices: np.ndarray, drafts: np.ndarray | None = None) -> int:
+        """Appends to each open text the tokens up to the first that was not drafted.
+
+        Args:
+            choices: (B, n + 1), chosen behind the text and behind each of the drafts.
+            drafts: (B, n); None for n = 0.
+
+        Returns:
+            The number of drafts that became tokens.
+        """
+        accepted = 0
+        for row in self.open:
+            ahead = [] if drafts is None else drafts[row].tolist()
+            for token, draft in zip(choices[row].tolist(), [*ahead, None], strict=True):
+                self.texts[row].append(token)
+                accepted += token == draft
+                if self.on_token is not None:
+                    self.on_token(row, token)
+                if token != draft or self._ended(row):
+                    break
+        self.open = [row for row in self.open if not self._ended(row)]
+        return accepted
+
+    def _ended(self, row: int) -> bool:
+        text = self.texts[row]
+        return len(text) >= self.limits[row] or ended(self.stop, text[self.starts[row] :])
 
 
 def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
@@ -192,31 +236,19 @@ def opened(
     for padded, row in zip(token_ids, rows, strict=True):
         padded[: len(row)] = row
     slots = prompt + bucket(steps + ahead)
-    loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile, ahead), loops)
-    return loop, token_ids, lengths
-
-
-def _draws(stream: np.random.Generator, rows: int) -> np.ndarray:
-    return stream.random(rows, "float32")
-
-
-def _loop(
-    backbone: keras.Model, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None
-) -> Loop:
-    engine = backend_module("kmodels.generation.loop", LoopBackend)
-    if type(settings[0]) is Sampler:  # The numbers that are drawn come from the host.
-        settings = (replace(settings[0], seed=None), *settings[1:])
-    key = None if loops is None else (*settings, traced.TracedState(backbone))
-    if loops is not None and key in loops:
-        return loops[key]
-    while loops is not None and len(loops) >= KEPT:
-        del loops[next(iter(loops))]
-    _, rows, _, slots, _, ahead = settings
-    check_memory(ring_shapes(backbone, rows, slots, ahead), backbone.compute_dtype, rows, slots)
-    loop = engine.Loop(backbone, *settings)
-    if loops is not None:
-        loops[key] = loop
-    return loop
+    if type(sampler) is Sampler:  # The numbers that are drawn come from the host.
+        sampler = replace(sampler, seed=None)
+    loops = {} if loops is None else loops
+    key = sampler, len(rows), prompt, slots, jit_compile, ahead, traced.TracedState(backbone)
+    if key not in loops:
+        while len(loops) >= KEPT:
+            del loops[next(iter(loops))]
+        shapes = ring_shapes(backbone, len(rows), slots, ahead)
+        check_memory(shapes, backbone.compute_dtype, len(rows), slots)
+        engine = backend_module("kmodels.generation.loop", LoopBackend)
+        passes = Passes(backbone, sampler, len(rows), prompt, slots, ahead)
+        loops[key] = engine.Loop(passes, jit_compile)
+    return loops[key], token_ids, lengths
 
 
 # === Beam search ===

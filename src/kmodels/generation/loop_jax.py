@@ -10,8 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kmodels.core.types import Tensor
-from kmodels.generation import cache
-from kmodels.generation.sampler import Sampler
+from kmodels.generation.cache import Passes
 
 
 class Store:
@@ -40,68 +39,22 @@ class Store:
 class Loop:
     """The compiled steps of one batch shape."""
 
-    def __init__(
-        self,
-        backbone: keras.Model,
-        sampler: Sampler,
-        batch: int,
-        prompt: int,
-        slots: int,
-        jit_compile: bool | str = "auto",
-        ahead: int = 0,
-    ):
-        self.variables = backbone.variables
+    def __init__(self, passes: Passes, jit_compile: bool | str = "auto"):
+        self.variables = passes.backbone.variables
 
-        def scope(weights: list[jax.Array]) -> Any:
-            mapping = list(zip(self.variables, weights, strict=True))
-            return keras.StatelessScope(state_mapping=mapping)
+        def stateless(run: Callable[..., Any]) -> Callable[..., Any]:
+            def body(weights: list[jax.Array], rings: dict[int, jax.Array], *inputs: Any) -> Any:
+                store = Store(rings)
+                mapping = list(zip(self.variables, weights, strict=True))
+                with keras.StatelessScope(state_mapping=mapping):
+                    tokens = run(store, *inputs)
+                return tokens, store.rings
 
-        def first(
-            weights: list[jax.Array],
-            ids: jax.Array,
-            lengths: jax.Array,
-            draws: jax.Array,
-            images: dict[str, jax.Array] | None,
-        ) -> Any:
-            store = Store({})
-            with scope(weights):
-                tokens = cache.first_token(
-                    backbone, sampler, store, ids, lengths, slots, draws, ahead, images
-                )
-            return tokens, store.rings
+            return body
 
-        def following(
-            weights: list[jax.Array],
-            rings: dict[int, jax.Array],
-            tokens: jax.Array,
-            step: jax.Array,
-            *rest: jax.Array,
-        ) -> Any:
-            lengths, draws = rest
-            store = Store(rings)
-            with scope(weights):
-                tokens = cache.next_token(
-                    backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
-                )
-            return tokens, store.rings
-
-        def several(
-            weights: list[jax.Array],
-            rings: dict[int, jax.Array],
-            tokens: jax.Array,
-            starts: jax.Array,
-            draws: jax.Array,
-        ) -> Any:
-            store = Store(rings)
-            with scope(weights):
-                tokens = cache.next_tokens(
-                    backbone, sampler, store, tokens, starts, slots, draws, ahead
-                )
-            return tokens, store.rings
-
-        self.first = jax.jit(first)
-        self.several = jax.jit(several, donate_argnums=1)
-        self.following = jax.jit(following, donate_argnums=1)
+        self.first = jax.jit(stateless(passes.first_token))
+        self.following = jax.jit(stateless(passes.next_token), donate_argnums=1)
+        self.several = jax.jit(stateless(passes.next_tokens), donate_argnums=1)
         self.rings: Any = None
 
     def start(
@@ -116,7 +69,7 @@ class Loop:
         put = _put_rows(len(token_ids))
         self.lengths = put(lengths)
         tokens, self.rings = self.first(
-            self.weights, put(token_ids), self.lengths, put(draws), images
+            self.weights, {}, put(token_ids), self.lengths, put(draws), images
         )
         return tokens
 

@@ -1,16 +1,14 @@
 """Generation on TensorFlow: graphs over variables that hold the cache."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from kmodels.core.types import Tensor
-from kmodels.generation import cache
-from kmodels.generation.cache import ring_shapes
-from kmodels.generation.sampler import Sampler
+from kmodels.generation.cache import Passes, ring_shapes
 
 
 class Store:
@@ -42,52 +40,21 @@ class Store:
 class Loop:
     """The graphs of one batch shape; XLA off, since it copies the cache in every step."""
 
-    def __init__(
-        self,
-        backbone: keras.Model,
-        sampler: Sampler,
-        batch: int,
-        prompt: int,
-        slots: int,
-        jit_compile: bool | str = "auto",
-        ahead: int = 0,
-    ):
-        dtype = backbone.dtype_policy.compute_dtype
-        contents = [tf.zeros(shape, dtype) for shape in ring_shapes(backbone, batch, slots, ahead)]
-        if sampler.looks_back:
+    def __init__(self, passes: Passes, jit_compile: bool | str = "auto"):
+        batch, slots = passes.batch, passes.slots
+        shapes = ring_shapes(passes.backbone, batch, slots, passes.ahead)
+        contents = [tf.zeros(shape, passes.backbone.compute_dtype) for shape in shapes]
+        if passes.sampler.looks_back:
             contents.append(tf.zeros((batch, slots), "int32"))
         self.rings = [tf.Variable(content, trainable=False) for content in contents]
         store = Store(self.rings)
         ints, floats = tf.TensorSpec((batch,), "int32"), tf.TensorSpec((batch,), "float32")
-
-        @tf.function(autograph=False)
-        def first(
-            ids: tf.Tensor,
-            lengths: tf.Tensor,
-            draws: tf.Tensor,
-            images: dict[str, tf.Tensor] | None,
-        ) -> Any:
-            return cache.first_token(
-                backbone, sampler, store, ids, lengths, slots, draws, ahead, images
-            )
-
-        @tf.function(
-            input_signature=[ints, tf.TensorSpec((), "int32"), ints, floats], autograph=False
+        signature = [ints, tf.TensorSpec((), "int32"), ints, floats]
+        self.first = tf.function(partial(passes.first_token, store), autograph=False)
+        self.following = tf.function(
+            partial(passes.next_token, store), input_signature=signature, autograph=False
         )
-        def following(
-            tokens: tf.Tensor, step: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor
-        ) -> Any:
-            return cache.next_token(
-                backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
-            )
-
-        @tf.function(autograph=False)
-        def several(tokens: tf.Tensor, starts: tf.Tensor, draws: tf.Tensor) -> Any:
-            return cache.next_tokens(backbone, sampler, store, tokens, starts, slots, draws, ahead)
-
-        self.first = first
-        self.following = following
-        self.several = several
+        self.several = tf.function(partial(passes.next_tokens, store), autograph=False)
 
     def start(
         self,

@@ -9,8 +9,7 @@ import torch
 
 from kmodels.core import runtime_torch
 from kmodels.core.types import Tensor
-from kmodels.generation import cache
-from kmodels.generation.sampler import Sampler
+from kmodels.generation.cache import Passes
 
 
 class Store:
@@ -61,25 +60,12 @@ class Loop:
             for on a CPU it costs more than it saves, see `benchmarks/LOG.md`.
     """
 
-    def __init__(
-        self,
-        backbone: keras.Model,
-        sampler: Sampler,
-        batch: int,
-        prompt: int,
-        slots: int,
-        jit_compile: bool | str = "auto",
-        ahead: int = 0,
-    ):
-        self.backbone = backbone
-        self.sampler = sampler
-        self.prompt = prompt
-        self.slots = slots
-        self.ahead = ahead
-        self.device = backbone.token_embedding.embeddings.value.device
+    def __init__(self, passes: Passes, jit_compile: bool | str = "auto"):
+        self.passes = passes
+        self.device = passes.backbone.token_embedding.embeddings.value.device
         runtime_torch.send_without_waiting()
         if self.device.type == "cpu":
-            lay_out_by_output(backbone)
+            lay_out_by_output(passes.backbone)
         self.compiled = self.device.type != "cpu" if jit_compile == "auto" else bool(jit_compile)
         self.following, self.several = self._following, self._several
         if self.compiled:
@@ -87,32 +73,11 @@ class Loop:
             self.several = torch.compile(self._several, dynamic=False)
         self.rings: dict[int, torch.Tensor] = {}
 
-    def _following(self, *arguments: Any) -> torch.Tensor:
-        rings, tokens, step, lengths, draws = arguments
-        return cache.next_token(
-            self.backbone,
-            self.sampler,
-            Store(rings),
-            tokens,
-            step,
-            lengths,
-            self.prompt,
-            self.slots,
-            draws,
-        )
+    def _following(self, rings: dict[int, torch.Tensor], *inputs: Any) -> torch.Tensor:
+        return self.passes.next_token(Store(rings), *inputs)
 
-    def _several(self, *arguments: Any) -> torch.Tensor:
-        rings, tokens, starts, draws = arguments
-        return cache.next_tokens(
-            self.backbone,
-            self.sampler,
-            Store(rings),
-            tokens,
-            starts,
-            self.slots,
-            draws,
-            self.ahead,
-        )
+    def _several(self, rings: dict[int, torch.Tensor], *inputs: Any) -> torch.Tensor:
+        return self.passes.next_tokens(Store(rings), *inputs)
 
     def start(
         self,
@@ -124,18 +89,11 @@ class Loop:
         """Takes the prompts in; returns the first tokens."""
         with torch.no_grad():
             ids, self.lengths = self._put(token_ids), self._put(lengths)
-            self.count = torch.arange(self.slots, dtype=torch.int32, device=self.device)
-            return cache.first_token(
-                self.backbone,
-                self.sampler,
-                Store(self.rings),
-                ids,
-                self.lengths,
-                self.slots,
-                self._put(draws),
-                self.ahead,
-                None if images is None else {n: self._put(x) for n, x in images.items()},
-            )
+            slots = self.passes.slots
+            self.count = torch.arange(slots, dtype=torch.int32, device=self.device)
+            seen = None if images is None else {n: self._put(x) for n, x in images.items()}
+            store = Store(self.rings)
+            return self.passes.first_token(store, ids, self.lengths, self._put(draws), seen)
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:
         """Takes in token `index` of each row; returns the next ones."""

@@ -426,6 +426,7 @@ class Generates(Checked):
         Raises:
             InputError: for arguments that the sampler does not support.
         """
+        check_prompts(prompts)
         chooser: Sampler = sampler or self.generator.sampler
         own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
         settings: dict[str, Any] = {
@@ -453,7 +454,6 @@ class Generates(Checked):
                     f"num_return_sequences is {count}; beam search with {chooser.num_beams} beams "
                     "gives no more than that"
                 )
-            check_prompts(prompts)
             return continue_by_beams(
                 self.backbone,
                 prompts,
@@ -472,7 +472,6 @@ class Generates(Checked):
                 raise InputError(
                     f"{type(chooser).__name__} reads no images here; compile another sampler"
                 )
-            check_prompts(prompts)
             return continue_by_protocol(self, prompts, limits, chooser, stop)
         if drafter is not None:
             settings |= {"limits": limits, "sampler": chooser, "on_token": on_token}

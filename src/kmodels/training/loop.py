@@ -210,7 +210,7 @@ def run_request(
     if plan is not None:
         _check_weights(model, data if method is Method.EVALUATE else request.validation_data)
         request = request.changed(
-            verbose=request.verbose if plan.engine.main else 0,
+            verbose=request.verbose if processes.is_rank_zero() else 0,
             callbacks=followers(request.callbacks, plan, method),
         )
     shard = None if plan is None or method is not Method.PREDICT else data.shard

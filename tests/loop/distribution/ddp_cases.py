@@ -10,6 +10,7 @@ import small_models
 import torch
 
 import kmodels
+from kmodels.core import processes
 from kmodels.distribution import distribute
 from kmodels.training import AdamW, TrainStep
 from kmodels.training.step_loss import track_step_loss
@@ -214,7 +215,7 @@ def refused(plan):
 
     def other():
         model = plan.prepare(vit())
-        if not plan.engine.main:
+        if not processes.is_rank_zero():
             model.trainable_variables[0].assign_add(
                 keras.ops.ones_like(model.trainable_variables[0])
             )

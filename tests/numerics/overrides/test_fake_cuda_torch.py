@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from kmodels.core import keras_internals, runtime_torch
 from kmodels.distribution.engines import ddp_torch, fsdp_torch
 from kmodels.generation import loop_torch
+from kmodels.generation.cache import Passes
 from kmodels.layers.quantized import Quantization
 from kmodels.training import optimizers_torch, set_criterion_torch
 from pretended_cuda_torch import (
@@ -331,7 +332,9 @@ GENERATED = {
 def test_a_step_of_generate_stays_on_the_device(kernels, name: str, rows: int) -> None:
     model = outlined(preset(name))
     model.compile(sampler="top_p")
-    loop = loop_torch.Loop(model.backbone, model.generator.sampler, rows, 8, 24, jit_compile=False)
+    loop = loop_torch.Loop(
+        Passes(model.backbone, model.generator.sampler, rows, 8, 24), jit_compile=False
+    )
     # Prompts of other lengths are padded.
     prompts, lengths = np.zeros((rows, 8), "int32"), np.arange(rows, dtype="int32") % 8 + 1
     draws = np.zeros((4, rows), "float32")

@@ -24,6 +24,7 @@ if keras.backend.backend() != "torch":
 import torch
 
 from kmodels.core import keras_internals, runtime_torch, seeds_torch
+from kmodels.generation.cache import Passes
 from kmodels.generation.loop_torch import Loop
 from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting
@@ -120,9 +121,9 @@ def test_no_override_waits(device: list, name, label, arrays, keywords, dtype) -
 def test_no_draw_waits_but_the_first(device: list, name: str) -> None:
     x = torch.ones(2, 16, 4, 8, requires_grad=True)
     seed = keras.random.SeedGenerator(5)
-    first = SEEDED[name](x, seed)
+    first: Any = SEEDED[name](x, seed)
     with without_waiting():
-        second = SEEDED[name](x, seed)
+        second: Any = SEEDED[name](x, seed)
         second.sum().backward()
     assert not torch.equal(first, second)
     assert seed.state.value.tolist() == [5, 2]
@@ -130,7 +131,7 @@ def test_no_draw_waits_but_the_first(device: list, name: str) -> None:
 
 def test_dropout_on_the_device_keeps_its_share(device: list) -> None:
     x = torch.ones(200, 100)
-    y = ops.dropout(x, 0.3, keras.random.SeedGenerator(1))
+    y: Any = ops.dropout(x, 0.3, keras.random.SeedGenerator(1))
     assert ops.dropout.declines(x, 0.3, keras.random.SeedGenerator(1)) is None
     assert set(y.unique().tolist()) == {0.0, y.max().item()}
     assert abs(y.mean().item() - 1) < 5 * (0.3 / 0.7 / x.numel()) ** 0.5
@@ -154,13 +155,15 @@ def test_bits_of_compiled_dropout_are_independent_hashes() -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_dropout_has_one_graph_and_draws_other_bits_each_time(device: list) -> None:
     seed, x = keras.random.SeedGenerator(1), torch.ones(64, 64, requires_grad=True)
-    compiled = torch.compile(
+    compiled: Any = torch.compile(
         lambda x: ops.dropout(x, 0.3, seed), backend="aot_eager", fullgraph=True
     )
     first, second = compiled(x), compiled(x)
     assert not torch.equal(first, second)
     second.sum().backward()
-    assert torch.equal(x.grad, second)  # the gradient drops what the forward pass dropped
+    assert x.grad is not None and torch.equal(
+        x.grad, second
+    )  # the gradient drops what the forward pass dropped
     assert seed.state.value.tolist() == [1, 2]
 
 
@@ -257,7 +260,7 @@ def test_loss_with_positions_of_weight_0_is_that_of_the_op(device: list) -> None
 
 def vit(kind: Any = training.AdamW, **rule: Any) -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
-    drops = {"dropout_rate": 0.1, "attention_dropout": 0.1, "drop_path_rate": 0.1}
+    drops: Any = {"dropout_rate": 0.1, "attention_dropout": 0.1, "drop_path_rate": 0.1}
     model = ViTImageClassifier.from_preset(
         "vit_debug", num_classes=10, dtype="mixed_bfloat16", **drops
     )
@@ -363,7 +366,7 @@ def test_no_token_step_waits(device: list, sampler: str) -> None:
     rng = np.random.default_rng(0)
     prompts, lengths = rng.integers(1, 100, (2, 8)).astype("int32"), np.array([8, 5], "int32")
     draws = rng.random((6, 2)).astype("float32")
-    loop = Loop(model.backbone, model.generator.sampler, 2, 8, 24, jit_compile=False)
+    loop = Loop(Passes(model.backbone, model.generator.sampler, 2, 8, 24), jit_compile=False)
     tokens = loop.start(prompts, lengths, draws[0])
     tokens = loop.step(0, tokens, draws[1])
     with without_waiting():

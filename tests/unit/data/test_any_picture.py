@@ -81,6 +81,6 @@ def test_a_file_that_is_damaged_or_too_large(tmp_path, monkeypatch):
     file.write_bytes(encoded(Image.fromarray(PIXELS))[:80])
     with Image.open(file) as image:
         refused("the image cannot be read: ", open_picture, image)
-    monkeypatch.setattr("kmodels.data.images.any_picture.MAX_BYTES", 10)
+    monkeypatch.setattr("kmodels.data.images.decoding.MAX_BYTES", 10)
     file.write_bytes(b"0" * 11)
     refused("a.png: over 10 bytes; repair or remove it", open_picture, file)

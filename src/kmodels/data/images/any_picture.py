@@ -12,10 +12,10 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import (
-    MAX_BYTES,
     PictureError,
     decode,
     is_pillow,
+    read_picture,
     upright,
     warn_of_range,
     with_channels,
@@ -91,9 +91,7 @@ def _file(path: str, name: str) -> np.ndarray:
             raise InputError(f"{name} ({head[:40]}) is not base64: {error}") from error
     file = local_copy(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise PictureError(path, f"over {MAX_BYTES} bytes")
-        content = file.read_bytes()
+        content = read_picture(file)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     return decode(content, path)

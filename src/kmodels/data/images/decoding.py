@@ -68,7 +68,7 @@ def read_picture(file: Path) -> bytes:
         PictureError: for a device or a pipe, which may have no end, or a file that is too large.
     """
     facts = file.stat()
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
         raise PictureError(str(file), "not a regular file")
     if facts.st_size > MAX_BYTES:
         raise PictureError(str(file), f"over {MAX_BYTES} bytes")

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kmodels.core import keras_internals, processes, runtime_torch, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
+from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh
 
 # The average of these over the processes is that over all rows.
@@ -253,21 +254,25 @@ def _clear(variables: Sequence[Any]) -> None:
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
-class DDPEngine:
-    """A copy of the model in every process; see `Engine`."""
+class DDPEngine(Engine):
+    """A copy of the model in every process; the base of torch's engines."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.shards, self.shard = mesh.data, processes.index()
-        self.main = processes.is_rank_zero()
 
     def prepare(self, model: keras.Model) -> Any:
         """See `Engine.prepare`."""
         self.check(model)
-        if self.shards > 1:
+        if (trainer := self.trainer(model)) is not None:
             # Around Keras' __setattr__, which refuses new state on a built model.
-            object.__setattr__(model, "parallel", DataParallel())
+            object.__setattr__(model, "parallel", trainer)
         return model
+
+    def trainer(self, model: keras.Model) -> DDPTrainer | None:
+        """Returns the way to train a checked model, or None for that of one process."""
+        del model
+        return DataParallel() if self.shards > 1 else None
 
     def check(self, model: keras.Model) -> None:
         """See `Engine.check`."""
@@ -280,38 +285,24 @@ class DDPEngine:
             )
         check_norms(model)
 
-    def begin_predict(self, model: keras.Model) -> None:
-        """Does nothing: each process predicts its own rows."""
-
     def all_predictions(self, outputs: Tree, rows: int) -> Any:
         """See `Engine.all_predictions`."""
-        return all_predictions(outputs, rows, self.shards)
+        if self.shards == 1:
+            return outputs
+        gathered: list[Any] = [None] * processes.count()
+        torch.distributed.all_gather_object(gathered, outputs)
+        # Processes that feed the same rows are next to each other.
+        gathered = gathered[:: len(gathered) // self.shards]
+
+        def interleaved(*leaves: np.ndarray) -> np.ndarray:
+            cut = [leaf.reshape(-1, rows, *leaf.shape[1:]) for leaf in leaves]
+            return np.stack(cut, axis=1).reshape(-1, *leaves[0].shape[1:])
+
+        return keras.tree.map_structure(interleaved, *gathered)
 
     def leave(self) -> None:
         """See `Engine.leave`."""
         seeds_torch.draw_as(0)
-
-
-def all_predictions(outputs: Tree, rows: int, shards: int) -> Any:
-    """Returns the outputs of all processes, in the order of the data.
-
-    Args:
-        outputs: nested arrays whose rows are those of this process.
-        rows: rows of a batch that each process feeds.
-        shards: number of processes that feed different rows.
-    """
-    if shards == 1:
-        return outputs
-    gathered: list[Any] = [None] * processes.count()
-    torch.distributed.all_gather_object(gathered, outputs)
-    # Processes that feed the same rows are next to each other.
-    gathered = gathered[:: len(gathered) // shards]
-
-    def interleaved(*leaves: np.ndarray) -> np.ndarray:
-        cut = [leaf.reshape(-1, rows, *leaf.shape[1:]) for leaf in leaves]
-        return np.stack(cut, axis=1).reshape(-1, *leaves[0].shape[1:])
-
-    return keras.tree.map_structure(interleaved, *gathered)
 
 
 def check_norms(model: keras.Model) -> None:

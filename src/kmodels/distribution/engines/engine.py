@@ -1,4 +1,4 @@
-"""The protocol of an engine: many devices on one backend."""
+"""The base of the engines: many devices on one backend."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,24 +11,23 @@ if TYPE_CHECKING:
     import keras
 
 
-class Engine(Protocol):
-    """A mesh in force on one backend.
+class Engine:
+    """A mesh in force on one backend: the base of the engines.
 
     Attributes:
         mesh: the filled mesh.
         shards: number of parts in which processes feed a global batch, S in `data.pipeline.shard`.
         shard: number of the part that this process feeds, k there.
-        main: True if this process writes files and shows progress.
     """
 
     mesh: Mesh
-    shards: int
-    shard: int
-    main: bool
+    shards = 1
+    shard = 0
 
     def prepare(self, model: "keras.Model") -> Any:
         """Checks a built model and prepares it for `compile`; returns the model to train."""
-        ...
+        self.check(model)
+        return model
 
     def check(self, model: "keras.Model") -> None:
         """Raises `InputError` if the mesh was dropped or the model is not on it.
@@ -36,11 +35,36 @@ class Engine(Protocol):
         This happens after `keras.utils.clear_session()`, for a model or an adapter made before
         `distribute`, and for layers that the backend cannot train in parallel.
         """
-        ...
+        raise NotImplementedError
+
+    def check_place(
+        self, in_force: bool, model: "keras.Model", lies: Callable[[Any], bool]
+    ) -> None:
+        """The part of `check` that is the same on every backend.
+
+        Args:
+            in_force: True if the mesh is still that of the backend.
+            model: a built model.
+            lies: returns True if a variable is on the mesh.
+
+        Raises:
+            InputError: if the mesh is not in force, or a variable is not on it.
+        """
+        if not in_force:
+            raise InputError(
+                f"the mesh {self.mesh} was dropped; call distribute again, as after "
+                "keras.utils.clear_session(), and then build the model"
+            )
+        outside = [variable.path for variable in model.variables if not lies(variable)]
+        if outside:
+            raise InputError(
+                f"{len(outside)} of {len(model.variables)} variables are not on the mesh "
+                f"{self.mesh}, the first {outside[0]}: they were made before distribute; call it "
+                "first, then build or load the model, then enable_lora"
+            )
 
     def begin_predict(self, model: "keras.Model") -> None:
         """Prepares a `predict` whose outputs `all_predictions` takes."""
-        ...
 
     def all_predictions(self, outputs: Tree, rows: int) -> Any:
         """Returns the outputs of all processes, in the order of the data.
@@ -49,11 +73,12 @@ class Engine(Protocol):
             outputs: nested arrays whose rows are those of this process.
             rows: rows of a batch that each process feeds.
         """
-        ...
+        del rows
+        return outputs
 
     def leave(self) -> None:
         """Ends the use of the mesh; models that were built on it cannot be used any more."""
-        ...
+        raise NotImplementedError
 
 
 class EngineBackend(Protocol):
@@ -76,31 +101,3 @@ class EngineBackend(Protocol):
     def use(self, mesh: Mesh) -> Engine:
         """Puts a filled mesh in force; raises `InputError` if the backend does not support it."""
         ...
-
-
-def check_place(
-    mesh: Mesh, in_force: bool, model: "keras.Model", lies: Callable[[Any], bool]
-) -> None:
-    """The part of `Engine.check` that is the same on every backend.
-
-    Args:
-        mesh: mesh of the engine.
-        in_force: True if it is still the mesh of the backend.
-        model: a built model.
-        lies: returns True if a variable is on the mesh.
-
-    Raises:
-        InputError: if the mesh is not in force, or a variable is not on it.
-    """
-    if not in_force:
-        raise InputError(
-            f"the mesh {mesh} was dropped; call distribute again, as after "
-            "keras.utils.clear_session(), and then build the model"
-        )
-    outside = [variable.path for variable in model.variables if not lies(variable)]
-    if outside:
-        raise InputError(
-            f"{len(outside)} of {len(model.variables)} variables are not on the mesh {mesh}, the "
-            f"first {outside[0]}: they were made before distribute; call it first, then build or "
-            "load the model, then enable_lora"
-        )

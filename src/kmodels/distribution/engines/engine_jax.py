@@ -18,7 +18,7 @@ from kmodels.core import keras_internals, processes
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.distribution import layout
-from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers.placement import in_use
@@ -166,8 +166,8 @@ class ShardedLayouts(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 
-class JaxEngine:
-    """The distribution of a mesh, in force for the process; see `Engine`."""
+class JaxEngine(Engine):
+    """The distribution of a mesh, in force for the process."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -191,14 +191,8 @@ class JaxEngine:
             self._distribution = ShardedLayouts(mesh, grid)
         self.shards = min(mesh.replicas, jax.process_count())
         self.shard = self._distribution.data_shard_id if self.shards > 1 else 0
-        self.main = jax.process_index() == 0
         self._devices = set(grid.backend_mesh.devices.flat)
         keras.distribution.set_distribution(self._distribution)
-
-    def prepare(self, model: keras.Model) -> Any:
-        """See `Engine.prepare`."""
-        self.check(model)
-        return model
 
     def check(self, model: keras.Model) -> None:
         """See `Engine.check`."""
@@ -211,7 +205,7 @@ class JaxEngine:
                 or variable.value.sharding.device_set == self._devices
             )
 
-        check_place(self.mesh, in_force, model, lies)
+        self.check_place(in_force, model, lies)
 
     def begin_predict(self, model: keras.Model) -> None:
         """Makes the compiled step of `predict` return its outputs whole on each device.
@@ -231,10 +225,6 @@ class JaxEngine:
         # Around Keras' __setattr__, which refuses new state on a built model.
         object.__setattr__(model, "predict_step", predict_step)
         model.predict_function = None
-
-    def all_predictions(self, outputs: Tree, rows: int) -> Any:
-        """Returns the outputs, which are those of all processes already."""
-        return outputs
 
     def leave(self) -> None:
         """See `Engine.leave`."""

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.core.errors import InputError
-from kmodels.core.types import Tree
-from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh
 
 MORE = (
@@ -31,12 +30,8 @@ def devices() -> int:
     return len(_every())
 
 
-class TensorFlowEngine:
-    """`MirroredStrategy` over the devices of a mesh; see `Engine`."""
-
-    shards = 1
-    shard = 0
-    main = True
+class TensorFlowEngine(Engine):
+    """`MirroredStrategy` over the devices of a mesh, of one process."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -44,11 +39,6 @@ class TensorFlowEngine:
         # Not a scope, which could not stay open, and in which `fit` fails.
         tf.distribute.experimental_set_strategy(self._strategy)
         replicas_tensorflow.draw_apart(mesh.data > 1)
-
-    def prepare(self, model: keras.Model) -> Any:
-        """See `Engine.prepare`."""
-        self.check(model)
-        return model
 
     def check(self, model: keras.Model) -> None:
         """See `Engine.check`."""
@@ -58,7 +48,7 @@ class TensorFlowEngine:
         def lies(variable: keras.Variable) -> bool:
             return not keras_internals.has_value(variable) or created_here(variable.value)
 
-        check_place(self.mesh, in_force, model, lies)
+        self.check_place(in_force, model, lies)
         if model.distribute_strategy is not self._strategy:
             raise InputError(
                 f"{model.name} is not on the mesh {self.mesh}: it was made before distribute; call "
@@ -71,13 +61,6 @@ class TensorFlowEngine:
                     f"{layer.name} would normalize by the rows of each device only; make it with "
                     "synchronized=True"
                 )
-
-    def begin_predict(self, model: keras.Model) -> None:
-        """Does nothing: there is one process."""
-
-    def all_predictions(self, outputs: Tree, rows: int) -> Any:
-        """Returns the outputs."""
-        return outputs
 
     def leave(self) -> None:
         """See `Engine.leave`."""

@@ -32,9 +32,9 @@ def use(mesh: Mesh) -> Engine:
             f"work; start {mesh.size}, or give data=-1"
         )
     if mesh.model > 1:
-        from kmodels.distribution.engines import tensor_parallel_torch
+        from kmodels.distribution.engines.tensor_parallel_torch import Split
 
-        engine: Engine = tensor_parallel_torch.use(mesh)
+        engine: Engine = Split(mesh)
     elif mesh.fsdp > 1:
         from kmodels.distribution.engines.fsdp_torch import FSDPEngine
 

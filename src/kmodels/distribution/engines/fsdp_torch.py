@@ -340,7 +340,6 @@ class FSDPEngine(DDPEngine):
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.shards, self.shard = mesh.replicas, processes.index()
-        self.main = processes.is_rank_zero()
         sides = {"data": mesh.data, "fsdp": mesh.fsdp} if mesh.data > 1 else {"fsdp": mesh.fsdp}
         self.device_mesh = init_device_mesh(
             torch.device(keras.ops.zeros(()).device).type,
@@ -349,15 +348,13 @@ class FSDPEngine(DDPEngine):
         )
         deferred.switch(True)
 
-    def prepare(self, model: keras.Model) -> Any:
+    def trainer(self, model: keras.Model) -> DDPTrainer:
         """Shards the weights, and fills those without values."""
-        self.check(model)
-        if model.parallel is None:
-            root = shard(model, self.device_mesh)
-            deferred.fill(model)
-            # Around Keras' __setattr__, which refuses new state on a built model.
-            object.__setattr__(model, "parallel", FSDPTrainer(root, model))
-        return model
+        if model.parallel is not None:
+            return model.parallel
+        root = shard(model, self.device_mesh)
+        deferred.fill(model)
+        return FSDPTrainer(root, model)
 
     def check(self, model: keras.Model) -> None:
         """See `Engine.check`."""

@@ -7,11 +7,9 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from kmodels.core import dispatch, keras_internals, processes, seeds_torch
+from kmodels.core import dispatch, keras_internals, processes
 from kmodels.core.errors import InputError
-from kmodels.core.types import Tree
-from kmodels.distribution.engines.ddp_torch import DDPTrainer, all_predictions
-from kmodels.distribution.engines.engine import check_place
+from kmodels.distribution.engines.ddp_torch import DDPEngine, DDPTrainer
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
 
@@ -19,26 +17,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _SINCE = (3, 16)
-
-
-def use(mesh: Mesh) -> "Split":
-    """Returns the engine of a mesh with a `model` axis.
-
-    Raises:
-        InputError: before Keras 3.16, and for `fsdp` together with `model`.
-    """
-    version = keras.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < _SINCE:
-        raise InputError(
-            f"the mesh {mesh} splits layers over `model`, which torch has from Keras 3.16 on and "
-            f"this is {version}; use data and fsdp, or KERAS_BACKEND=jax"
-        )
-    if mesh.fsdp > 1:
-        raise InputError(
-            f"the mesh {mesh} has fsdp beside model, which torch cannot; leave one of them out, or "
-            "set KERAS_BACKEND=jax"
-        )
-    return Split(mesh)
 
 
 class _Layers(keras.distribution.ModelParallel):
@@ -80,14 +58,28 @@ class _Whole(DDPTrainer):
         return keras_internals.results_of(metrics)
 
 
-class Split:
-    """Layers split over the `model` axis; see `Engine`."""
+class Split(DDPEngine):
+    """Layers split over the `model` axis.
+
+    Raises:
+        InputError: before Keras 3.16, and for `fsdp` together with `model`.
+    """
 
     def __init__(self, mesh: Mesh):
+        version = keras.__version__
+        if tuple(int(part) for part in version.split(".")[:2]) < _SINCE:
+            raise InputError(
+                f"the mesh {mesh} splits layers over `model`, which torch has from Keras 3.16 on "
+                f"and this is {version}; use data and fsdp, or KERAS_BACKEND=jax"
+            )
+        if mesh.fsdp > 1:
+            raise InputError(
+                f"the mesh {mesh} has fsdp beside model, which torch cannot; leave one of them "
+                "out, or set KERAS_BACKEND=jax"
+            )
         self.mesh = mesh
         # Processes along `model` compute the same rows together.
         self.shards, self.shard = mesh.data, processes.index() // mesh.model
-        self.main = processes.is_rank_zero()
         every = keras.distribution.list_devices()
         grid = keras.distribution.DeviceMesh((mesh.data, mesh.model), ("data", "model"), every)
         self._distribution = _Layers(mesh, grid)
@@ -95,12 +87,10 @@ class Split:
         # Overrides do not support DTensor.
         dispatch.decline_all("layers are split over processes")
 
-    def prepare(self, model: keras.Model) -> Any:
-        """See `Engine.prepare`."""
-        self.check(model)
-        # Around Keras' __setattr__, which refuses new state on a built model.
-        object.__setattr__(model, "parallel", _Whole())
-        return model
+    def trainer(self, model: keras.Model) -> DDPTrainer:
+        """Returns the way to train a model whose loss is that of the global batch."""
+        del model
+        return _Whole()
 
     def check(self, model: keras.Model) -> None:
         """See `Engine.check`."""
@@ -110,18 +100,11 @@ class Split:
             cut = "model" in axes_of(variable, self.mesh)
             return not cut or isinstance(variable.value, DTensor)
 
-        check_place(self.mesh, in_force, model, lies)
-
-    def begin_predict(self, model: keras.Model) -> None:
-        """Does nothing: each process predicts its own rows."""
-
-    def all_predictions(self, outputs: Tree, rows: int) -> Any:
-        """See `Engine.all_predictions`."""
-        return all_predictions(outputs, rows, self.shards)
+        self.check_place(in_force, model, lies)
 
     def leave(self) -> None:
         """See `Engine.leave`."""
-        seeds_torch.draw_as(0)
+        super().leave()
         dispatch.decline_all(None)
         if keras.distribution.distribution() is self._distribution:
             keras.distribution.set_distribution(None)
