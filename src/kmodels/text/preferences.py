@@ -10,8 +10,6 @@ import numpy as np
 
 from kmodels.core.arguments import checked
 from kmodels.core.errors import InputError
-from kmodels.core.files import is_remote
-from kmodels.core.remote import local_copy
 from kmodels.text.packing import Batch, Cut, Example, fit_prompt, pad
 from kmodels.text.records import (
     PICTURES,
@@ -20,10 +18,9 @@ from kmodels.text.records import (
     check_messages,
     check_text,
     has_value,
-    json_records,
+    read_rows,
     template_fields,
     warn_of_unread,
-    with_paths,
 )
 
 PAIR = "prompt, chosen and rejected"
@@ -117,34 +114,12 @@ def check_prompt(value: object) -> Record:
 def _read(
     path: str | Path, check: Callable[[object], list[Record]], forms: str, named: set[str]
 ) -> list[Record]:
-    rows: list[Record] = []
-    unused: set[str] = set()
-    file = local_copy(path)
-    # Images lie next to an address, not next to its copy.
-    folder = str(path).rpartition("/")[0] if is_remote(path) else str(file.parent)
-    try:
-        for where, read in json_records(file, path):
-            try:
-                value = read()
-                rows += [_with_paths(row, folder) for row in check(value)]
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from error
-            unused |= {name for name in named if has_value(value, name)}
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    if not rows:
-        raise InputError(f"{path} holds no records; give one JSON object a line with {forms}")
-    warn_of_unread(path, unused, stacklevel=4)
-    return rows
+    def named_in(value: Record) -> set[str]:
+        return {name for name in named if has_value(value, name)}
 
-
-def _with_paths(row: Record, folder: str) -> Record:
-    """Returns a record whose images begin at a folder."""
-    if isinstance(row["prompt"], str):
-        return with_paths(row, folder, False)
-    located = with_paths({**row, "messages": row["prompt"]}, folder, False)
-    prompt = located.pop("messages")
-    return {**located, "prompt": prompt}
+    records, unread = read_rows(path, check, named_in, forms)
+    warn_of_unread(path, unread, stacklevel=4)
+    return records.rows
 
 
 # === The forms of a record ===

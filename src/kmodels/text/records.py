@@ -544,7 +544,7 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
     """Returns a record of a file, whose images begin at the file's folder.
 
     Args:
-        record: with "images", or images as parts of messages, or none.
+        record: with "images", or images as parts of messages or of a prompt in messages, or none.
         folder: path or address of the folder.
         decodes: whether each image is decoded, to find damaged ones.
 
@@ -584,8 +584,9 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
         return {**one, "content": parts}
 
     fields = {name: located(value) if name in PICTURES else value for name, value in record.items()}
-    if "messages" in fields:
-        fields["messages"] = [message(one) for one in fields["messages"]]
+    for name in ("messages", "prompt"):
+        if isinstance(fields.get(name), list):
+            fields[name] = [message(one) for one in fields[name]]
     return fields
 
 
@@ -622,21 +623,51 @@ def read_records(
             or if there is no good record.
     """
     check_whole("max_line_bytes", max_line_bytes)
-    records = Records()
-    unread: set[str] = set()
+    records, unread = read_rows(
+        path,
+        lambda value: [check_record(value)],
+        unread_fields,
+        FORMS,
+        skip_bad=skip_bad,
+        limit=max_line_bytes,
+    )
+    warn_of_unread(path, unread, stacklevel=4)
+    return records
+
+
+def read_rows(
+    path: str | Path,
+    check: Callable[[object], list[Record]],
+    unread_of: Callable[[Record], set[str]],
+    forms: str,
+    *,
+    skip_bad: bool = False,
+    limit: int = MAX_LINE_BYTES,
+) -> tuple[Records, set[str]]:
+    """Returns the records of a file or a folder, and the names of fields that are not read.
+
+    Args:
+        path: see `read_records`, as for skip_bad and limit.
+        check: returns the records of one value in their usual form, or raises `InputError`.
+        unread_of: returns the names of fields of a value that are not read.
+        forms: forms of a record, for errors.
+        skip_bad: leave out bad lines.
+        limit: largest number of bytes of a line.
+    """
+    records, unread = Records(), set()
     file = local_copy(path)
     if file.is_dir():
-        entries, folder = folder_entries(file, max_line_bytes), str(file)
+        entries, folder = folder_entries(file, limit), str(file)
     else:
-        entries = json_records(file, path, max_line_bytes)
+        entries = json_records(file, path, limit)
         # Of an address the images are beside it, not beside its copy.
         folder = str(path).rpartition("/")[0] if is_remote(path) else str(file.parent)
     try:
         for where, read in entries:
             try:
                 value = read()
-                records.rows.append(with_paths(check_record(value), folder, skip_bad))
-                unread |= unread_fields(value)
+                records.rows.extend([with_paths(x, folder, skip_bad) for x in check(value)])
+                unread |= unread_of(value)
             except InputError as error:
                 problem = f"{where}: {error}"
                 if not skip_bad:
@@ -646,9 +677,8 @@ def read_records(
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if not records.rows:
         bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
-        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
-    warn_of_unread(path, unread, stacklevel=4)
-    return records
+        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {forms}")
+    return records, unread
 
 
 def warn_of_unread(path: str | Path, names: set[str], stacklevel: int) -> None:
