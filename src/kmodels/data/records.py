@@ -37,12 +37,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 def expand(pattern: str) -> list[Path]:
     """Returns the files of a pattern, in order.
 
-    Args:
-        pattern: a path or an address, which may have "{0000..0003}", "{a,b}", "*", "**", "?" or
-            "[...]"; the path of a file is this file, whatever its name.
-
-    Raises:
-        InputError: if a file is missing, or none matches.
+    It may have "{0000..0003}", "{a,b}", "*", "**", "?" or "[...]"; the path of a file is this file,
+    whatever its name. Raises `InputError` if a file is missing, or none matches.
     """
     files: list[Path] = []
     remote = is_remote(pattern)
@@ -78,11 +74,7 @@ def _braced(name: str) -> Iterator[str]:
 
 
 class Files:
-    """Reads parts of files, from any thread or process, and keeps few of them open.
-
-    Args:
-        paths: paths of the files.
-    """
+    """Reads parts of files, from any thread or process, and keeps few of them open."""
 
     def __init__(self, paths: list[Path]):
         self.paths = paths
@@ -101,11 +93,7 @@ class Files:
         self._begin()
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Returns `size` bytes of a file from `offset`, or fewer at its end.
-
-        Raises:
-            InputError: if the file cannot be read.
-        """
+        """Returns `size` bytes of a file from `offset`, or fewer at its end."""
         try:
             with self._lock:
                 if number not in self._open:

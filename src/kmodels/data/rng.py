@@ -20,26 +20,14 @@ def philox(seed: int, *purpose: object) -> np.random.Philox:
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of n samples in an epoch, a pure function of the arguments.
-
-    Returns:
-        int64 (n,), a permutation of 0..n-1.
-    """
+    """Returns a permutation of 0..n-1, int64 (n,), as a pure function of the arguments."""
     return np.argsort(philox(seed, "order", epoch).random_raw(n), kind="stable")
 
 
 def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) -> np.ndarray:
-    """Returns numbers in [0, 1) whose row i depends on keys[i] alone, not on the other keys.
+    """Returns numbers in [0, 1), float64 (B, count); row i depends on keys[i] alone.
 
-    Args:
-        seed: seed of the run.
-        purpose: separates streams, such as "crop".
-        epoch: from 0.
-        keys: int (B,), for example sample numbers.
-        count: numbers per key.
-
-    Returns:
-        float64 (B, count).
+    Keys are int (B,), for example sample numbers; `purpose` separates streams, such as "crop".
     """
     bits = philox(seed, purpose, epoch)
     state = bits.state
@@ -57,12 +45,7 @@ def uniforms(seed: int, purpose: str, epoch: int, keys: np.ndarray, count: int) 
 def symmetric_beta(uniform: np.ndarray, alpha: float) -> np.ndarray:
     """Draws Beta(alpha, alpha) numbers by inverting its distribution function numerically.
 
-    Args:
-        uniform: in [0, 1), any shape.
-        alpha: above 0.
-
-    Returns:
-        float64 in [0, 1], of uniform's shape.
+    `uniform` is in [0, 1), of any shape; the result is float64 in [0, 1] of this shape.
     """
     if alpha == 1.0:
         return uniform

@@ -10,13 +10,8 @@ from collections.abc import Sequence
 def assign(sizes: Sequence[int], length: int, most: int | None = None) -> list[list[int]]:
     """Packs examples into rows: the longest first, each into the row that it fills best.
 
-    Args:
-        sizes: tokens of each example.
-        length: tokens of a row.
-        most: largest number of examples in a row; None for any number.
-
-    Returns:
-        The numbers of the examples in each row; rows are in the order of their first example.
+    Sizes are tokens of the examples, `length` those of a row, which has `most` examples at most.
+    Returns the numbers of the examples in each row; rows are in the order of their first example.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # free tokens of each row that is not full, sorted

@@ -24,11 +24,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerPool:
-    """Processes that return the batch of (epoch, number).
-
-    Args:
-        maker: a BatchMaker.
-        count: number of processes.
+    """Processes that return the batch of (epoch, number) of a BatchMaker.
 
     Raises:
         InputError: if the maker cannot be sent, for example because it holds a function of the
@@ -146,11 +142,7 @@ def send(stream: BinaryIO, thing: object) -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Reads an object that `send` wrote.
-
-    Raises:
-        EOFError: if the stream has ended.
-    """
+    """Reads an object that `send` wrote; EOFError if the stream has ended."""
     # The other end of the pipe is a child of this process, or its parent.
     sizes, body = pickle.load(stream)  # nosec B301
     memory = [bytearray(size) for size in sizes]

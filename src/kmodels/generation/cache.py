@@ -53,12 +53,9 @@ def ring_shapes(
 
 
 class PromptView:
-    """The prompts come in and see themselves; the end of each stays.
+    """The prompts, `lengths` (B,) int32 tokens each, come in and see themselves.
 
-    Args:
-        lengths: (B,) int32, tokens of each prompt.
-        slots: number of tokens that a text may have.
-        ahead: largest number of drafts; with any, rows end at different places.
+    The end of each stays in the rings; with `ahead` drafts, rows end at different places.
     """
 
     def __init__(self, lengths: Tensor, slots: int, ahead: int = 0):
@@ -91,11 +88,8 @@ class PromptView:
 class StepView:
     """One new token per row, which attends to its prompt and the tokens generated so far.
 
-    Args:
-        lengths: (B,) int32, tokens of each prompt.
-        prompt: P, the length that the prompts were padded to.
-        slots: number of tokens that a text may have.
-        step: number of the token that comes in, from 0; a scalar tensor.
+    It has the number `step` from 0, a scalar tensor, behind prompts of `lengths` (B,) int32 tokens
+    that were padded to `prompt`.
     """
 
     def __init__(self, lengths: Tensor, prompt: int, slots: int, step: Tensor):
@@ -157,14 +151,11 @@ class LayerCache:
 class DraftView:
     """Several new tokens per row attend to all earlier tokens, and to each other causally.
 
+    Tokens begin at the positions `starts` (B,) int32; each row has `count` of them, at most ahead +
+    1.
+
     A ring of a window has `ahead` slots more than that. So a slot that holds a refused token is
     taken for a place that is farther behind than any token attends to.
-
-    Args:
-        starts: (B,) int32, position of the first new token.
-        count: number of new tokens of each row, at most ahead + 1.
-        slots: that the texts may take, `ahead` drafts included.
-        ahead: largest number of tokens that may be refused.
     """
 
     def __init__(self, starts: Tensor, count: int, slots: int, ahead: int):
@@ -232,15 +223,8 @@ class Passes:
     ) -> Any:
         """Runs the prompts through the model in one pass and chooses the token behind each.
 
-        Args:
-            store: the cache to fill.
-            token_ids: (B, P) int32, padded on the right.
-            lengths: (B,) int32.
-            draws: (B,) float32.
-            images: arrays of the images of each prompt, by the names of the model's inputs.
-
-        Returns:
-            (B,) int32.
+        Prompts `token_ids` (B, P) int32 are padded on the right; images go by the names of the
+        model's inputs. Returns (B,) int32.
         """
         view = PromptView(lengths, self.slots, self.ahead)
         seen = {} if images is None else {"images": images}

@@ -47,9 +47,8 @@ class Drafter(Protocol):
     def draft(self, rows: Sequence[list[int]], draws: np.ndarray) -> Any:
         """Returns tokens behind the rows, (B, n) int32; n is `count`, or 0 for none.
 
-        Args:
-            rows: the prompts, each with at least one more token unless the row has ended.
-            draws: (B, count + 1) float32, the numbers that the model chooses these tokens by.
+        Each row has a token behind its prompt unless it has ended; the model chooses these tokens
+        by the draws (B, count + 1) float32.
         """
         ...
 
@@ -61,8 +60,7 @@ class Drafter(Protocol):
 class AssistantDrafter:
     """Drafts of a smaller model, which chooses by the same sampler and the same draws.
 
-    Args:
-        vocabulary: rows of the embedding table of the model that checks.
+    `vocabulary` is the number of rows of the embedding table of the model that checks.
     """
 
     def __init__(self, assistant: Generating, count: int, vocabulary: int):
@@ -148,9 +146,7 @@ def drafter_of(
 ) -> Drafter | None:
     """Returns the drafter for a model, or None; the arguments are those of `generate`.
 
-    Raises:
-        InputError: for both kinds of drafts, a number below 1, or an assistant that is not a model
-            of the same vocabulary.
+    Raises `InputError` for both kinds of drafts, or an assistant of another vocabulary.
     """
     check_whole("num_assistant_tokens", num_assistant_tokens)
     if assistant is None and num_assistant_tokens != ASSISTANT_TOKENS:
@@ -243,10 +239,7 @@ def continue_with_drafts(
 ) -> tuple[list[list[int]], DraftCounts]:
     """Continues prompts as `continue_prompts` does, in fewer passes of the model.
 
-    The drafter gets no images.
-
-    Returns:
-        The prompts with their continuations, and the counts of passes and drafts.
+    The drafter gets no images. Returns the rows, and the counts of passes and drafts.
     """
     rows, counts = Rows(prompts, limits, stop, on_token), DraftCounts()
     if not rows.open:

@@ -143,14 +143,8 @@ def continue_prompts(
 class Rows:
     """Texts that grow, each until its limit or a token that ends it.
 
-    Args:
-        prompts: token ids that the texts begin with.
-        limits: largest number of tokens of each text.
-        stop: ids that end a text, or a `Stop`.
-        on_token: called with (row, token id) as tokens come.
-
     Attributes:
-        texts: token ids of each text.
+        texts: token ids of each text, the prompt included.
         open: numbers of the texts that are not at their end.
     """
 
@@ -177,12 +171,8 @@ class Rows:
     def add(self, choices: np.ndarray, drafts: np.ndarray | None = None) -> int:
         """Appends to each open text the tokens up to the first that was not drafted.
 
-        Args:
-            choices: (B, n + 1), chosen behind the text and behind each of the drafts.
-            drafts: (B, n); None for n = 0.
-
-        Returns:
-            The number of drafts that became tokens.
+        The choices (B, n + 1) are behind the text and behind each of its drafts (B, n), which None
+        leaves out. Returns the number of drafts that became tokens.
         """
         accepted = 0
         for row in self.open:
@@ -325,12 +315,9 @@ def continue_by_beams(
     loops: MutableMapping[Any, Any] | None = None,
     images: Mapping[str, np.ndarray] | None = None,
 ) -> list[list[int]]:
-    """Returns the `count` most likely continuations of each prompt that beam search finds.
+    """Returns the prompts with their `count` most likely continuations by beam search, best first.
 
     Other arguments are those of `continue_prompts`.
-
-    Returns:
-        The prompts with their continuations, best first.
     """
     beams = sampler.num_beams
     searches = [

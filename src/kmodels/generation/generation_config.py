@@ -60,7 +60,7 @@ KNOWN = {*IDLE, *HONOURED, *LENGTHS, *_OTHERS}
 
 
 def sampler_of(settings: Mapping[str, Any]) -> Sampler:
-    """Returns the sampler of transformers' `generate` for the settings of a generation_config.json.
+    """Returns the sampler of transformers' `generate` for the settings of such a file.
 
     Raises:
         InputError: names the settings that a `Sampler` has no counterpart for.
@@ -90,11 +90,7 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
 
 
 def stop_strings_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the `stop_strings` of a generation_config.json, which end every text.
-
-    Raises:
-        InputError: for anything but a string or a list of strings.
-    """
+    """Returns the `stop_strings` of a generation_config.json, which end every text."""
     strings = settings.get("stop_strings")
     return () if strings is None else check_strings("stop_strings", strings)
 

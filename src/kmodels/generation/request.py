@@ -47,8 +47,7 @@ def is_raw(inputs: Data) -> bool:
 def token_inputs(inputs: Data, takes: Sequence[str]) -> Mapping[str, Any]:
     """Returns token ids by name; `takes` are the names of the model's inputs.
 
-    Raises:
-        InputError: for names that `generate` does not read, as it numbers the tokens itself.
+    Others are refused: `generate` numbers the tokens itself.
     """
     if not isinstance(inputs, Mapping):
         return {"token_ids": inputs}
@@ -85,11 +84,7 @@ def as_numpy(x: object) -> np.ndarray:
 
 
 def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token ids (B, T) or (T,), and True for those that are no padding.
-
-    Raises:
-        InputError: for other shapes.
-    """
+    """Returns token ids (B, T) or (T,), and True for those that are no padding."""
     try:
         ids, mask = as_numpy(taken["token_ids"]), taken.get("padding_mask")
         mask = np.ones(ids.shape, bool) if mask is None else as_numpy(mask).astype(bool)
@@ -140,10 +135,8 @@ class GenerateRequest:
 def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
     """Returns the inputs of a model for chats, as `generate_preprocess` does, but never cut.
 
-    Options are those of the preprocessor's `chat_token_ids`.
-
-    Raises:
-        InputError: if the preprocessor cannot write chats, or the chat template refuses a chat.
+    Options are those of the preprocessor's `chat_token_ids`. Raises `InputError` if it cannot write
+    chats.
     """
     if not hasattr(preprocessor, "chat_examples"):
         raise InputError(

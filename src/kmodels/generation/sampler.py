@@ -255,12 +255,9 @@ def _nucleus(logits: Tensor, share: float) -> Any:
 
 
 class SamplerRows:
-    """Token ids that a sampler fills on the host.
+    """Token ids (B, T) that a sampler fills on the host.
 
-    Args:
-        prompt: (B, T) int.
-        mask: (B, T) bool, True for tokens that stay, or None.
-        stop: ids that end a row, or None.
+    Tokens where `mask` (B, T) is True stay; an id of `stop` ends a row.
     """
 
     def __init__(self, prompt: Tensor, mask: Tensor | None, stop: Collection[int] | None):

@@ -219,18 +219,8 @@ class ContrastiveSampler(Sampler):
     ) -> Any:
         """Same as `Sampler.__call__`, with contrastive search.
 
-        Args:
-            next: as in `Sampler`; it is called for the token at `index - 1` first.
-            prompt: as in `Sampler`.
-            cache: as in `Sampler`.
-            index: as in `Sampler`.
-            mask: as in `Sampler`.
-            stop_token_ids: as in `Sampler`.
-            hidden_states: (B, T, D), of the tokens before `index`.
-            model: not used.
-
-        Returns:
-            (B, T) int.
+        `next` is called for the token at `index - 1` first; `hidden_states` (B, T, D) are those of
+        the tokens before `index`.
 
         Raises:
             InputError: without hidden states.

@@ -72,11 +72,7 @@ def ended(stop: Collection[int], tokens: Sequence[int]) -> bool:
 
 
 def check_strings(name: str, strings: object) -> tuple[str, ...]:
-    """Returns stop strings as a tuple.
-
-    Raises:
-        InputError: for anything else than a string or a list of strings, or an empty string.
-    """
+    """Returns stop strings as a tuple; raises `InputError` for other values, or an empty string."""
     several = [strings] if isinstance(strings, str) else strings
     if not isinstance(several, list | tuple | set | frozenset) or not all(
         isinstance(one, str) and one for one in several
@@ -86,12 +82,7 @@ def check_strings(name: str, strings: object) -> tuple[str, ...]:
 
 
 class Streamer:
-    """Calls a function with new pieces of texts as their tokens come.
-
-    Args:
-        stream: called with the row's number and the new piece.
-        stop: ends texts; nothing of its strings is shown.
-    """
+    """Calls a function with (row, new piece of text) as tokens come, without stop strings."""
 
     def __init__(self, stream: Callable[[int, str], None], rows: int, stop: Stop, tokenizer: Any):
         self.stream = stream

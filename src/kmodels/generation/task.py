@@ -222,35 +222,31 @@ class Generates(Checked):
     ) -> Any:
         """Answers a chat, as the checkpoint's own template has it written.
 
-        The template is the tokenizer's, or the family's chat format if it has none; the ids of
-        the prompt are those of transformers' `apply_chat_template`. Tokens are drawn as
+        The template is the tokenizer's, or the family's chat format if it has none; the ids of the
+        prompt are those of transformers' `apply_chat_template`. Tokens are drawn as
         `compile(sampler=...)` says.
 
         Args:
             messages: {"role", "content"} of each message, or a list of such lists. Roles and other
-                fields depend on the template; a last message of the role
-                "assistant" is continued.
+                fields depend on the template; a last message of the role "assistant" is continued.
             tools: functions that the model may call, for templates that know them: their JSON
                 schemas, or Python functions with annotations and Google docstrings, which
                 transformers reads.
             chat_template: another template in Jinja's language, or the name of one of several.
-            max_new_tokens: of a reply.
+            max_new_tokens: largest number of new tokens of a reply.
             stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.
             stream: called as tokens come, with the chat's number and its new piece of text.
             num_return_sequences: replies to each chat, one behind the other.
-            assistant: drafts tokens that this model checks, see `generate`.
+            assistant: drafts tokens that this model checks; see `generate`, as for all that follow.
             num_assistant_tokens: number of tokens of each draft.
-            prompt_lookup_num_tokens: as of `generate`.
-            temperature: 0 for the most likely token, else the divisor of the logits. This and the
-                five settings that follow hold for this call; None keeps the sampler's.
+            prompt_lookup_num_tokens: number of tokens of drafts that are copied from the text.
+            temperature: 0 for the most likely token, else the divisor of the logits.
             top_k: keeps the k most likely tokens.
             top_p: keeps the fewest most likely tokens whose probabilities reach p.
             min_p: keeps tokens with at least p times the probability of the most likely one.
             repetition_penalty: divides positive, multiplies negative logits of tokens in the row.
             seed: random seed of the draws of this call.
-            stop: string or strings that end a reply; neither the text nor `stream` has any of it.
-                Token ids keep the token that completes it. None for the `stop_strings` of
-                generation_config.json, if `stop_token_ids` is "auto"; () for none.
+            stop: string or strings that end a reply.
             **values: further variables of the template, such as enable_thinking or documents.
 
         Returns:
@@ -415,13 +411,10 @@ class Generates(Checked):
             limits: limits of each prompt and its continuation together.
             stop: ids that end a row, or a `Stop`.
             on_token: called with (row, token id) as tokens come.
-            count: rows for each prompt.
+            count: rows for each prompt, which the result has one behind the other.
             drafter: proposes tokens, or None.
             images: arrays of the images of each prompt, by the names of the model's inputs.
             sampler: chooses the tokens; that of `compile` by default.
-
-        Returns:
-            The prompts with their continuations.
 
         Raises:
             InputError: for arguments that the sampler does not support.

@@ -29,7 +29,7 @@ FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height,
 
 
 def open_picture(image: object, name: str = "the image") -> np.ndarray:
-    """Returns an image as a viewer would show it.
+    """Returns an image as a viewer would show it: (H, W, 3), uint8, or float32 of floats.
 
     `decode` applies the EXIF orientation of a file, and makes transparent parts white.
 
@@ -38,9 +38,6 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
             with one; its bytes; an image of Pillow; an array or tensor (H, W, 3), (H, W, 1) or
             (H, W) with values from 0 to 255; or {"bytes", "path"}, as Hugging Face's datasets have.
         name: name of an image without a path, for messages.
-
-    Returns:
-        (H, W, 3), uint8, or float32 of an array of floats.
 
     Raises:
         InputError: for an address of the web, a file that is missing or damaged, or an array of

@@ -123,8 +123,7 @@ class BatchMaker:
     def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns batch `number` of an epoch.
 
-        Returns:
-            float32 images (B, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
+        Images are float32 (B, H, W, C), and labels int32 (B,), or float32 (B, one_hot).
         """
         start, stop = self.span(number)
         mixes = self.augment is not None and self.augment.mixes
@@ -147,9 +146,8 @@ class BatchMaker:
             labels = (labels[:, None] == np.arange(self.one_hot)).astype("float32")
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:
-            shapes = np.array([picture.shape[:2] for picture in pictures])
-            boxes = augment.boxes(shapes, self.seed, epoch, samples).tolist()
-            pictures = self._cropped(pictures, boxes, size or tuple(shapes[0]))
+            boxes = self._boxes(pictures, epoch, samples)
+            pictures = self._cropped(pictures, boxes, size or pictures[0].shape[:2])
         elif (
             isinstance(pictures, list)
             or (size and pictures.shape[1:3] != tuple(size))
@@ -165,6 +163,13 @@ class BatchMaker:
         if self.preprocess is not None:
             return np.asarray(self.preprocess(images), "float32"), labels
         return self._normalise(images), labels
+
+    def _boxes(self, pictures: Any, epoch: int, samples: np.ndarray) -> list[Any]:
+        """Returns the box to crop of each image, (left, top, right, bottom) or None for all."""
+        if self.augment is None or self.augment.random_resized_crop is None:
+            return [None] * len(samples)
+        shapes = np.array([picture.shape[:2] for picture in pictures])
+        return self.augment.boxes(shapes, self.seed, epoch, samples).tolist()
 
     def _cropped(
         self, pictures: Any, boxes: Sequence[Sequence[float] | None], size: tuple[int, int]
@@ -198,11 +203,7 @@ class ViewMaker(BatchMaker):
     views: tuple[Augment, ...] = ()
 
     def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns batch `number` of an epoch.
-
-        Returns:
-            float32 images (B, V, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
-        """
+        """Returns batch `number` of an epoch, as `BatchMaker` with images (B, V, H, W, C)."""
         start, stop = self.span(number)
         samples = self.order(epoch)[start:stop]
         views, labels = [], np.zeros(0, "int32")
@@ -229,10 +230,7 @@ class MaskMaker(BatchMaker):
         size = self.image_size or pictures[0].shape[:2]
         if self.scale is not None:
             return self._scaled(pictures, masks, size, epoch, samples)
-        boxes: Sequence[Any] = [None] * len(samples)
-        if self.augment is not None:
-            shapes = np.array([picture.shape[:2] for picture in pictures])
-            boxes = self.augment.boxes(shapes, self.seed, epoch, samples).tolist()
+        boxes = self._boxes(pictures, epoch, samples)
         images = self._cropped(pictures, boxes, size)
         # float32 is exact for whole numbers up to 2 ** 24.
         numbers = [np.asarray(mask, "float32")[..., None] for mask in masks]
@@ -302,26 +300,22 @@ class BoxMaker(BatchMaker):
     flip: bool = False
 
     def make(self, epoch: int, number: int) -> tuple[np.ndarray, Any]:
-        """Returns batch `number` of an epoch.
+        """Returns float32 images (B, H, W, C), and labels as of `kmodels.data.images.boxes.padded`.
 
-        Returns:
-            float32 images (B, H, W, C), and labels as of `kmodels.data.images.boxes.padded`, with
-            as much room in all batches.
+        Labels have as much room in all batches.
         """
         start, stop = self.span(number)
         samples = self.order(epoch)[start:stop]
         pictures, objects = self.source.batch(samples)
         size = self.image_size or pictures[0].shape[:2]
-        parts: Sequence[Any] = [None] * len(samples)
+        boxes = self._boxes(pictures, epoch, samples)
         if self.augment is not None:
-            shapes = np.array([picture.shape[:2] for picture in pictures])
-            drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
-            parts = drawn.tolist()
             for sample, one in zip(samples, objects, strict=True):
                 check_objects(one, int(sample))  # which a crop would cut to the image
-            sides = shapes[:, [1, 0, 1, 0]]
-            objects = [cropped(*one) for one in zip(objects, drawn / sides, strict=True)]
-        images = self._cropped(pictures, parts, size)
+            shapes = np.array([picture.shape[:2] for picture in pictures])
+            shares = np.array(boxes) / shapes[:, [1, 0, 1, 0]]
+            objects = [cropped(*one) for one in zip(objects, shares, strict=True)]
+        images = self._cropped(pictures, boxes, size)
         images = with_channels(images, self.channels or images.shape[-1])
         labels = padded(objects, self.source.most)  # type: ignore[attr-defined]
         if self.flip:

@@ -115,18 +115,10 @@ class BoxImages:
 
 
 def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.ndarray]:
-    """Returns the objects of several images in one array each.
+    """Returns the objects of several images in one array each; crowds are left out.
 
-    Args:
-        objects: for each image "boxes" (T, 4) and "class_labels" (T,); crowds are left out.
-        room: least number of boxes S.
-
-    Returns:
-        "boxes", float32 (B, S, 4), and "class_labels", int32 (B, S), -1 for no box. S is a power of
-        two, so that few steps are compiled.
-
-    Raises:
-        InputError: as `check_objects`.
+    Returns "boxes", float32 (B, S, 4), and "class_labels", int32 (B, S), -1 for no box. S is a
+    power of two of at least `room`, so that few steps are compiled.
     """
     room = 1 << (max([1, room, *(len(one[KEYS[1]]) for one in objects)]) - 1).bit_length()
     # A box that stands for none has an area, so that no derivative is infinite.
@@ -142,11 +134,7 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
 
 
 def check_objects(one: Mapping[str, Any], number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns boxes and classes of an image as float32 arrays.
-
-    Args:
-        one: "boxes" and "class_labels" of the image.
-        number: its number, for messages.
+    """Returns boxes (T, 4) and classes (T,) of an image as float32 arrays.
 
     Raises:
         InputError: for boxes that are not finite, of a negative size, in pixels, or without a whole
@@ -174,9 +162,7 @@ def check_objects(one: Mapping[str, Any], number: int) -> tuple[np.ndarray, np.n
 def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, np.ndarray]:
     """Returns the objects in a part of an image, their boxes cut off at its border.
 
-    Args:
-        one: "boxes" and "class_labels" of the image.
-        part: left, top, right and bottom as parts of the sides of the image.
+    The part is left, top, right and bottom as shares of the sides of the image.
     """
     boxes, (left, top, right, bottom) = np.asarray(one[KEYS[0]], "float64"), part
     begin, sides = np.array([left, top]), np.array([right - left, bottom - top])
@@ -190,9 +176,8 @@ def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, n
 def corners_in_pixels(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Returns x and y of the upper left and of the lower right corner, float64 (T, 4), in pixels.
 
-    Args:
-        boxes: (T, 4), center x and y, width and height as parts of the sides of the image.
-        size: (height, width) of the image.
+    Boxes (T, 4) are center x and y, width and height as shares of the sides of an image of the size
+    (height, width).
     """
     (height, width), half = size, boxes[:, 2:] / 2
     corners = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)

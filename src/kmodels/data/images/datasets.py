@@ -354,13 +354,7 @@ class Samples(Protocol):
 
 
 class SampledSource:
-    """Images of some of the samples, read with their batch.
-
-    Args:
-        samples: all samples.
-        numbers: int (n,), numbers of the samples to use.
-        labels: int (n,), their labels.
-    """
+    """Images of the samples with these numbers, int (n,), read with their batch."""
 
     def __init__(self, samples: Samples, numbers: np.ndarray, labels: np.ndarray):
         self.samples, self.numbers = samples, numbers
@@ -387,20 +381,7 @@ def read_samples(
     validation_split: float,
     skip_bad: bool,
 ) -> DataBundle:
-    """Opens samples as images: labels are read now, images with their batch.
-
-    Args:
-        samples: samples with images and labels.
-        spec: the data specification, for messages.
-        image_size: see `open_dataset`, as for all below.
-        seed: seed of the split.
-        validation_split: share of each part.
-        skip_bad: reads all images now, and skips unreadable ones.
-
-    Raises:
-        InputError: for a sample without a label or with one that is no class, or images that
-            differ in size without image_size.
-    """
+    """Opens samples as images: labels are read now, images with their batch."""
     labels = np.array([samples.label(number) for number in range(len(samples))])
     names = [str(label) for label in range(count_classes(labels, spec))]
     numbers, skipped = np.arange(len(samples)), []
@@ -422,12 +403,9 @@ Listing = list[tuple[str, ...]]
 
 
 class FileSource:
-    """Images in files or in a zip file, read with their batch.
+    """Images in files below a folder or in a zip file, read with their batch.
 
-    Args:
-        root: the folder or the zip file.
-        names: path of each image below root, with forward slashes.
-        labels: int (n,).
+    Names are paths below the root, with forward slashes.
     """
 
     def __init__(self, root: Path, names: list[str], labels: np.ndarray):
@@ -480,12 +458,7 @@ def read_folder(
     validation_split: float,
     skip_bad: bool,
 ) -> DataBundle:
-    """Opens ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg, or a zip of either.
-
-    Raises:
-        InputError: for a missing folder, fewer than two classes, an empty class, a class in a
-            validation or test folder only, or an unreadable image unless skip_bad is set.
-    """
+    """Opens ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg, or a zip of either."""
     listed, unread = _list_folder(root)
     images = _below_wrapper(listed)
     if not any(parts[-1] for parts in images):
@@ -528,11 +501,9 @@ def read_folder(
 
 
 def _list_folder(root: Path) -> tuple[Listing, list[str]]:
-    """Lists the images and the other files below root.
+    """Lists the images and folders below root by the parts of their paths, and the other files.
 
-    Returns:
-        The parts of the path of each image and folder, see `paths_below`; and the paths of other
-        files in folders, except for texts and settings.
+    Texts and settings are in neither list.
     """
     if root.is_dir():
         paths = paths_below(root)

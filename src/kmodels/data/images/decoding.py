@@ -64,8 +64,8 @@ def suffixes() -> tuple[str, ...]:
 def read_picture(file: Path) -> bytes:
     """Returns the content of the file of an image.
 
-    Raises:
-        PictureError: for a device or a pipe, which may have no end, or a file that is too large.
+    Raises `PictureError` for a device or a pipe, which may have no end, or a file that is too
+    large.
     """
     facts = file.stat()
     if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
@@ -81,18 +81,11 @@ def decode_file(file: Path) -> np.ndarray:
 
 
 def decode(content: bytes, name: str) -> np.ndarray:
-    """Decodes an image file of any format that Pillow reads; of an animation the first frame.
+    """Decodes an image file of any format that Pillow reads to uint8 (H, W, 3).
 
-    The EXIF orientation is applied. 16-bit grey is scaled to 8 bits (Pillow's own conversion
-    clips), palettes are looked up, transparent parts become white, and CMYK becomes RGB. Floats are
-    rounded; they must be from 0 to 255.
-
-    Args:
-        content: content of the file.
-        name: name of the image, for messages.
-
-    Returns:
-        uint8 (H, W, 3).
+    Of an animation the first frame is used. The EXIF orientation is applied. 16-bit grey is scaled
+    to 8 bits (Pillow's own conversion clips), palettes are looked up, transparent parts become
+    white, and CMYK becomes RGB. Floats are rounded; they must be from 0 to 255.
 
     Raises:
         PictureError: for a truncated or otherwise broken file, or one with over 89 million pixels.

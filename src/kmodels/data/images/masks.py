@@ -69,12 +69,6 @@ class MaskFiles:
     """Images with masks of the same name, read with their batch.
 
     `labels` are the numbers of the images, since masks of different sizes do not make an array.
-
-    Args:
-        pairs: (image, mask) files.
-        classes: number of classes.
-        reduce_labels: as of `open_masks`.
-        ignore_class: as of `open_masks`.
     """
 
     def __init__(
@@ -115,17 +109,9 @@ class MaskFiles:
 
 
 def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
-    """Returns the classes in a PNG, upright as by EXIF; palette indices are the classes.
+    """Returns the classes in a PNG, int32 (height, width), upright as by EXIF.
 
-    Args:
-        path: a PNG with one channel.
-        reduce_labels: as of `open_masks`.
-
-    Returns:
-        int32 (height, width).
-
-    Raises:
-        InputError: for another file.
+    Palette indices are the classes.
     """
     from PIL import ImageOps
 

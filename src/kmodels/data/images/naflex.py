@@ -24,17 +24,9 @@ CLOSE, LOWEST, HIGHEST = 1e-5, 1e-6, 100.0
 def grid_of(
     height: int, width: int, patch_size: int, max_num_patches: int, enlarge: bool = True
 ) -> tuple[int, int]:
-    """Returns the numbers of rows and columns of patches of an image.
+    """Returns the numbers of rows and columns of patches of an image of a size in pixels.
 
-    Args:
-        height: height of the image in pixels.
-        width: its width.
-        patch_size: side of a patch in pixels.
-        max_num_patches: largest number of patches.
-        enlarge: enlarges small images, so that all come close to `max_num_patches`.
-
-    Raises:
-        InputError: for numbers below 1.
+    With `enlarge`, small images are enlarged, so that all come close to `max_num_patches`.
     """
     for name, value in (("height", height), ("width", width), ("patch_size", patch_size)):
         check_whole(name, value)
@@ -78,19 +70,10 @@ def patches_of(image: np.ndarray, patch_size: int) -> np.ndarray:
 def padded(
     images: Sequence[np.ndarray], grids: Sequence[tuple[int, int]], length: int
 ) -> dict[str, np.ndarray]:
-    """Returns one row for each image, padded with zeros.
+    """Returns one row of patches (P, patch * patch * C) for each image, padded with zeros.
 
-    Args:
-        images: patches of each image, (P, patch * patch * C).
-        grids: rows and columns of each.
-        length: patches of a row.
-
-    Returns:
-        "pixel_values" (B, length, patch * patch * C) float32, "pixel_attention_mask" (B, length)
-        int32, 1 for patches, and "spatial_shapes" (B, 2) int32.
-
-    Raises:
-        InputError: without images.
+    Returns "pixel_values" (B, length, patch * patch * C) float32, "pixel_attention_mask" (B,
+    length) int32, 1 for patches, and "spatial_shapes" (B, 2) int32.
     """
     if not images:
         raise InputError("there are no images; give at least one")
@@ -121,18 +104,9 @@ def mix(
     epoch: int,
     samples: np.ndarray,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Mixes pairs of images; each keeps its own size.
+    """Mixes pairs of images, float32 (H, W, C) each, and their labels, float32 (B, classes).
 
-    Args:
-        images: float32 (H, W, C) each.
-        labels: float32 (B, classes).
-        augment: for `mixup` and `cutmix`.
-        seed: seed of the run.
-        epoch: from 0.
-        samples: (B,) sample numbers; the random numbers of a pair depend on the first one.
-
-    Returns:
-        New images and labels.
+    Each keeps its own size. The random numbers of a pair depend on the number of its first sample.
 
     Source:
         timm 1.0, `timm.data.naflex_mixup.mix_batch_variable_size`.
@@ -239,12 +213,7 @@ class RowMaker(BatchMaker):
         return grid_of(shape[0], shape[1], self.patch_size, budget, self.enlarge)
 
     def make(self, epoch: int, number: int) -> tuple[dict[str, np.ndarray], Any, np.ndarray]:
-        """Returns one batch: patches and grids, labels, and weights.
-
-        Args:
-            epoch: from 0.
-            number: from 0 within the epoch.
-        """
+        """Returns one batch: patches and grids, labels, and weights."""
         start = number * self.batch_size
         samples = self.order(epoch)[start : start + self.batch_size]
         pictures, labels = self.source.batch(samples)

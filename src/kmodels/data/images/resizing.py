@@ -14,11 +14,7 @@ MODES = ("stretch", "cover", "fit", "crop", "none")
 
 
 def sides_of(image_size: Any) -> tuple[int, int]:
-    """Returns a size as (height, width).
-
-    Raises:
-        InputError: for anything but two whole numbers of at least 1.
-    """
+    """Returns a size as (height, width); `InputError` unless these are whole numbers from 1."""
     try:
         sides = [int(side) for side in image_size]
         fits = len(sides) == 2 and min(sides) >= 1 and sides == [*image_size]
@@ -147,17 +143,14 @@ def resize(
     interpolation: str = "bilinear",
     antialias: bool = True,
 ) -> np.ndarray:
-    """Returns an image resized.
+    """Returns an image resized to (height, width), in its dtype; see `Resizing`.
 
     Args:
         image: uint8 or float32 (H, W, C).
-        size: (height, width) wanted.
+        size: (height, width).
         box: part of the image to use, (left, top, right, bottom) in pixels, may be fractions.
         interpolation: see `Resizing`.
         antialias: see `Resizing`.
-
-    Returns:
-        (height, width, C) of the image's dtype.
     """
     from PIL import Image
 
@@ -177,12 +170,7 @@ def resize(
 
 
 def with_shorter_side(size: Sequence[int], side: int) -> tuple[int, int]:
-    """Returns (height, width) in the same aspect ratio whose shorter side is `side`, rounded.
-
-    Args:
-        size: (height, width).
-        side: the shorter side of the result.
-    """
+    """Returns (height, width) in the same aspect ratio whose shorter side is `side`, rounded."""
     height, width = size
     short = min(height, width)
     return int(side * height / short + 0.5), int(side * width / short + 0.5)

@@ -160,11 +160,7 @@ def _as_list(pictures: Any) -> list[np.ndarray]:
 
 
 def check_images(images: Any) -> None:
-    """Raises `InputError` unless images are an array (n, H, W, C); warns of values beyond 0..255.
-
-    Args:
-        images: the argument of a source.
-    """
+    """Raises `InputError` unless images are (n, H, W, C); warns of values beyond 0..255."""
     shape = getattr(images, "shape", None)
     in_front = shape is not None and len(shape) == 4 and shape[1] in (1, 3) and shape[3] > 4
     if shape is None or len(shape) != 4 or in_front:
@@ -180,12 +176,7 @@ def check_share(share: float) -> None:
 
 
 def check_stems(folder: Path, images: Sequence[Path]) -> None:
-    """Raises `InputError` for two images with the name of one mask or text, as a.jpg and a.png.
-
-    Args:
-        folder: folder of the images, for the message.
-        images: paths.
-    """
+    """Raises `InputError` for two images with the name of one mask or text, as a.jpg and a.png."""
     counts = Counter(image.with_suffix("") for image in images)
     if twice := [image.name for image in images if counts[image.with_suffix("")] > 1]:
         raise InputError(
@@ -212,11 +203,7 @@ def is_image_file(name: str) -> bool:
 
 
 def unread_files(paths: Iterable[tuple[str, ...]]) -> list[str]:
-    """Returns those of the paths of files that are neither images nor texts and settings.
-
-    Args:
-        paths: as of `kmodels.core.files.paths_below`.
-    """
+    """Returns those of `paths_below` that are neither images nor texts and settings."""
     return sorted(
         "/".join(parts)
         for parts in paths
@@ -239,10 +226,9 @@ def warn_of_files(root: Path, names: Sequence[str]) -> None:
 def readable(
     picture: Callable[[int], np.ndarray], count: int
 ) -> tuple[np.ndarray, list[tuple[str, str]]]:
-    """Reads images 0 to count - 1.
+    """Returns the numbers of the first `count` images that can be read, int (n,).
 
-    Returns:
-        The numbers of those that can be read, int (n,); (name, reason) of each other one.
+    The second result has (name, reason) of each other one.
     """
     numbers, skipped = [], []
     for number in range(count):
@@ -267,8 +253,7 @@ _MOST_CLASSES = 10_000_000
 def count_classes(labels: np.ndarray, where: object) -> int:
     """Returns the number of classes of labels from 0, none of which is negative.
 
-    Raises:
-        InputError: for a label that is an id rather than the number of a class.
+    A label that is an id rather than the number of a class raises `InputError`.
     """
     if (most := int(labels.max())) >= _MOST_CLASSES:
         raise InputError(f"{where}: label {most} is too large; number the classes from 0")
@@ -280,11 +265,7 @@ def check_labels(
 ) -> np.ndarray:
     """Returns labels as int32; raises `InputError` for one outside 0..num_classes-1.
 
-    Args:
-        labels: whole numbers.
-        num_classes: number of classes.
-        where: names the labels in the message.
-        ignored: a label that is accepted, too; None for no other.
+    `where` names the labels in the message; the label `ignored` is accepted, too.
     """
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
         wrong = ((labels < 0) | (labels >= num_classes)) & (labels != ignored)
@@ -300,10 +281,7 @@ def check_labels(
 def all_parts(sources: dict[str, Any], share: float, seed: int) -> dict[str, Any]:
     """Returns the `PARTS` of a data set; missing ones are drawn from the training part.
 
-    Args:
-        sources: sources by part, "train" at least; each has `part(indices)`.
-        share: share of the training part for each missing one, which is None if the share is 0.
-        seed: seed of the split.
+    Each source has `part(indices)`. A part is None if it is missing and the share is 0.
     """
     train, missing = sources["train"], PARTS[1:]
     shares = [0.0 if part in sources else share for part in missing]
@@ -317,9 +295,8 @@ def all_parts(sources: dict[str, Any], share: float, seed: int) -> dict[str, Any
 def split(n: int, shares: Sequence[float], seed: int) -> tuple[np.ndarray, ...]:
     """Splits 0..n-1 into one part per share and the rest, as a pure function of the seed.
 
-    Returns:
-        Sorted int arrays: the rest first, then one for each share (at least one sample if the share
-        is above 0).
+    Returns sorted int arrays: the rest first, then one for each share, with at least one sample if
+    the share is above 0.
     """
     drawn = np.argsort(philox(seed, "split").random_raw(n), kind="stable")
     parts, at = [], 0

@@ -7,14 +7,9 @@ from kmodels.data.rng import philox, uniforms
 
 
 class SyntheticSource:
-    """Random images and labels, the same on every machine, made with their batch.
+    """Random images (H, W, C) and labels, the same on every machine, made with their batch.
 
-    Args:
-        count: number of images.
-        shape: (H, W, C).
-        num_classes: labels run from 0 to num_classes - 1.
-        seed: seed of the run.
-        start: number of the first image, so that splits differ.
+    `start` is the number of the first image, so that splits differ.
     """
 
     def __init__(
@@ -49,11 +44,7 @@ SCENES = 2400
 
 
 def number_of_scenes(spec: str) -> int:
-    """Returns N of "scenes:N", or the default of "scenes".
-
-    Raises:
-        InputError: for something other than a number of at least 10.
-    """
+    """Returns N of "scenes:N", at least 10, or the default of "scenes"."""
     _, _, rest = spec.partition(":")
     count = int(rest) if rest.isdigit() else SCENES
     if rest and (not rest.isdigit() or count < 10):

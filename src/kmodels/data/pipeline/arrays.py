@@ -28,9 +28,6 @@ def as_tuple(batch: Tree) -> tuple:
 
     Of named columns the label is y; x is the image, or without one all other columns as the named
     inputs of a model. A list of texts or records is x, since loaders collate them so.
-
-    Raises:
-        InputError: for a tuple of another length, or of two or three texts.
     """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
@@ -57,11 +54,7 @@ def one_piece(batch: Tree) -> tuple:
 
 
 def in_parts(batch: Tree) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), in the way of Keras.
-
-    Raises:
-        InputError: for a tuple or list of another length.
-    """
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), in the way of Keras."""
     batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     if not 1 <= len(batch) <= 3:
         raise InputError(
@@ -133,14 +126,9 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
 
 
 def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weight of each sample's class, (B,) in Keras' `floatx`.
+    """Returns the weight of each sample's class, (B,) in Keras' `floatx`; 1 for other classes.
 
-    Args:
-        y: classes as numbers, (B,) or (B, 1), or as one-hot rows (B, classes).
-        class_weight: weight by class; 1 for classes that are not in it.
-
-    Raises:
-        InputError: for labels of several outputs, or of the parts of a sample.
+    Labels are classes as numbers, (B,) or (B, 1), or one-hot rows (B, classes).
     """
     if isinstance(y, dict | tuple | list):
         raise InputError("class_weight needs the labels of one output; give sample_weight")
@@ -175,11 +163,7 @@ def check_class_weight(model: keras.Model | None, class_weight: Any) -> None:
 
 
 def with_class_weights(batch: tuple, class_weight: Mapping[int, float] | None) -> tuple:
-    """Returns a batch (x, y) as (x, y, sample_weight); without class weights the batch itself.
-
-    Raises:
-        InputError: for a batch that has weights already, or no labels.
-    """
+    """Returns a batch (x, y) as (x, y, sample_weight); without class weights the batch itself."""
     if class_weight is None:
         return batch
     if len(batch) != 2 or batch[1] is None:

@@ -27,25 +27,22 @@ class DevicePutBackend(Protocol):
     def placer(self, model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
         """Returns a function that places a batch for the step.
 
-        Args:
-            model: the model of the step, if it is known.
-            ahead: True if batches are placed while the step before runs.
+        The model of the step may be unknown. With `ahead`, batches are placed while the step before
+        runs.
         """
         ...
 
     def for_keras(self, begin: Callable[[bool], Iterator[Any]]) -> Any:
         """Returns the batches as Keras' own `fit` takes them.
 
-        Args:
-            begin: begins a pass over batches; True places them on the devices.
+        `begin` begins a pass over batches; True places them on the devices.
         """
         ...
 
     def busy(self, output: Any) -> Callable[[], bool] | None:
-        """Returns a function that is True while the device is at its last step; None if unknown.
+        """Returns a function that is True while the device is busy; None if unknown.
 
-        Args:
-            output: an array that the step returned, or None.
+        `output` is an array that its last step returned, or None.
         """
         ...
 

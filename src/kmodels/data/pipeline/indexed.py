@@ -21,6 +21,7 @@ from kmodels.core.arguments import Checked, Constructed
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import Preprocess, as_tuple, in_parts, prepared, to_numpy
+from kmodels.data.pipeline.position import Source
 from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
 
@@ -119,14 +120,13 @@ class IndexedBatches(ResumableBatches):
     Args:
         take: returns the batch (x,), (x, y) or (x, y, sample_weight) of sample numbers, a slice or
             int (B,).
-        count: number of samples.
+        count: number of samples, which is the attribute `samples`.
         batch_size: samples per batch.
         shuffle: a new order in each epoch; "batch" shuffles within each batch.
         seed: seed of the order.
         preprocess: applied to each batch.
 
     Attributes:
-        samples: number of samples in an epoch.
         whole: the arrays that the batches are rows of; None if they are in a file, or unknown.
     """
 
@@ -186,12 +186,7 @@ class IndexedBatches(ResumableBatches):
 
 
 class Mapped(keras.utils.PyDataset):
-    """Applies a function to the batches of a PyDataset.
-
-    Args:
-        dataset: any PyDataset; its methods for epochs are called too.
-        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
-    """
+    """The batches of a PyDataset, preprocessed; its methods for epochs are called too."""
 
     def __init__(self, dataset: keras.utils.PyDataset, preprocess: Preprocess):
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
@@ -220,21 +215,17 @@ class Mapped(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
 
 
-class Numbered:
+class Numbered(Source):
     """Source of the batches of a PyDataset, which can begin at any batch.
 
-    Args:
-        data: any PyDataset. If it has `handed_out`, `on_epoch_end` sets it.
-        seed: seed of a new order of the batches in each epoch, as with Keras' `shuffle`; None for
-            the order of the dataset. One with `set_epoch` always has its own.
+    With a seed, each epoch has a new order of the batches, as with Keras' `shuffle`, except for
+    data with `set_epoch`, which has its own. If the data has `handed_out`, `on_epoch_end` sets it.
 
     Attributes:
         last: number of the first batch that is not shuffled; None to shuffle all.
     """
 
     seekable = True
-    faster: str | None = None
-
     last: int | None = None
 
     def __init__(self, data: keras.utils.PyDataset, seed: int | None = None):
@@ -279,9 +270,6 @@ class Numbered:
             in_parts(batch),
         )
 
-    def start(self) -> None:
-        """Does nothing."""
-
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch of the data."""
         self._epoch = epoch
@@ -295,8 +283,7 @@ class Numbered:
     def on_epoch_end(self, taken: int, wanted: int | None) -> None:
         """Sets the number of batches that were used, and calls the method of the data.
 
-        The data has counted the batches that it made, which may be more, or one less if an epoch
-        over a mesh drops the last batch.
+        The data has counted the batches that it made: more, or one less over a mesh.
         """
         whole = wanted is not None and taken >= wanted
         self._epoch += whole

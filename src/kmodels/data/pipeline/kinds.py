@@ -88,18 +88,10 @@ def _dataset(
     steps: int | None = None,
     usual: int | None = None,
 ) -> Any:
-    """Returns data as `as_dataset` does.
+    """Returns data (x, y, sample_weight) as `as_dataset` does.
 
-    Args:
-        data: (x, y, sample_weight).
-        size: samples per batch; a warning says that data in batches ignores it.
-        seed: seed of the order.
-        shuffle: see `as_dataset`.
-        preprocess: see `as_dataset`.
-        class_weight: see `as_dataset`.
-        split: makes a tuple of each batch of a loader.
-        steps: number of batches that arrays are cut into, if no size is given.
-        usual: samples per batch without `size`, by default 32.
+    Without a size a batch has `usual` samples, 32 by default, or arrays are cut into a number of
+    steps. `split` makes a tuple of each batch of a loader.
     """
     x, y, weight = arrays.columns(data[0], preprocess), *data[1:]
     if isinstance(x, Pipeline):
@@ -184,12 +176,7 @@ def _is_on_disk(part: Any) -> bool:
 
 
 def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:
-    """Returns one preprocessed batch, for `train_on_batch` and similar methods.
-
-    Args:
-        parts: (x,), (x, y) or (x, y, sample_weight); missing ones may be None.
-        preprocess: see `as_dataset`; None returns the batch as it is.
-    """
+    """Returns (x,), (x, y) or (x, y, sample_weight) preprocessed; the last ones may be None."""
     if preprocess is None:
         return parts
     while len(parts) > 1 and parts[-1] is None:
@@ -267,7 +254,7 @@ def pipeline(
     class_weight: dict[int, float] | None = None,
     seed: int | None = None,
 ) -> Pipeline:
-    """Returns data as a pipeline, cut to the rows of this process.
+    """Returns the result of `as_dataset` as a pipeline, cut to the rows of this process.
 
     Args:
         data: a result of `as_dataset`.
@@ -276,9 +263,6 @@ def pipeline(
         steps: batches to end after, in evaluate and predict.
         class_weight: see `fit`.
         seed: seed of the order of a PyDataset's batches, see `Numbered`.
-
-    Raises:
-        InputError: if the mesh does not divide the batches, or processes differ.
     """
     if not isinstance(data, Pipeline):
         data = Pipeline(Numbered(data, seed))
@@ -330,11 +314,7 @@ def _split(data: tuple, share: float, preprocess: Preprocess | None) -> tuple[An
 
 
 def _collate(dataset: Any, rows: np.ndarray | slice) -> tuple:
-    """Returns samples of a sequence as columns.
-
-    Raises:
-        InputError: if a sample has another number of parts than the first one.
-    """
+    """Returns samples of a sequence as columns; each has as many parts as the first one."""
     numbers = _listed(rows)
     samples = [as_tuple(dataset[number]) for number in numbers]
     for number, sample in zip(numbers, samples, strict=True):

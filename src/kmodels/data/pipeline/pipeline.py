@@ -38,11 +38,8 @@ SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
 class Pipeline(keras_internals.DataAdapter):
     """Batches of one call of `fit`, `evaluate` or `predict`; Keras' own methods accept it as x.
 
-    Args:
-        source: yields batches on the host.
-        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
-        class_weight: weight of the samples of each class.
-        shard: cuts batches to the rows of this process; None for all rows.
+    A source yields batches on the host, `shard` cuts them to the rows of this process, and they are
+    preprocessed, in NumPy, as preprocess(x, y, sample_weight).
 
     Attributes:
         clock: measures how long steps wait.
@@ -105,11 +102,7 @@ class Pipeline(keras_internals.DataAdapter):
         return self._learned / self._rows if self._learned else None
 
     def preprocess_by(self, preprocess: Preprocess | None) -> None:
-        """Sets the preprocessor of a model, unless the data has one.
-
-        Args:
-            preprocess: see `kmodels.data.as_dataset`.
-        """
+        """Sets the preprocessor of a model, unless the data has one."""
         data = self.source.data
         if isinstance(data, IndexedBatches):
             data.preprocess = data.preprocess or preprocess
@@ -167,12 +160,10 @@ class Pipeline(keras_internals.DataAdapter):
         return map(self._prepared, batches)
 
     def batches(self, placed: bool = True, count: int | None = None) -> Iterator[tuple]:
-        """Begins a pass over the batches for the steps.
+        """Begins a pass over the batches for the steps, on the devices or on the host.
 
-        Args:
-            placed: places them on the devices; False leaves them on the host.
-            count: number of batches that are left in the pass, so that no more are asked for; None
-                if it is not known.
+        `count` is the number of batches that are left in the pass, so that no more are asked for;
+        None if it is not known.
         """
         device_put.begin_pass()
         # Workers of the data start with its first batch, unless the pass was begun by `go_to`.
@@ -253,11 +244,7 @@ def _take(batches: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any,
 
 
 def batches_ahead() -> int:
-    """Returns the number of batches to prefetch to the device in a thread; 0 for no thread.
-
-    Raises:
-        InputError: if the environment variable is not a number.
-    """
+    """Returns the number of batches to prefetch to the device in a thread; 0 for no thread."""
     text = os.environ.get(ENVIRONMENT)
     if text is None:
         return device_put.ahead()
@@ -269,10 +256,8 @@ def batches_ahead() -> int:
 def check_batch(model: keras.Model | None, batch: Any, is_raw: bool = False) -> None:
     """Raises `InputError` for inputs, labels and weights that the model cannot use.
 
-    Args:
-        model: a model that may have `check_data` and `check_labels`, the latter also by its loss.
-        batch: the inputs, or a tuple of inputs, labels and weights.
-        is_raw: True if a preprocessor makes the inputs of these.
+    A model may have `check_data` and `check_labels`, the latter also by its loss. If they are raw,
+    a preprocessor makes the inputs of these.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     parts = [keras.tree.map_structure(in_host_memory, part) for part in parts]
@@ -350,9 +335,7 @@ class DataWaitTimer:
 
     Attributes:
         last_output: returns an output array of the last step of `fit`, or None.
-        batches: number of batches of the epoch.
-        waited: seconds of the epoch in which steps waited.
-        seconds: seconds of training in the epoch.
+        batches, waited, seconds: of the epoch: batches, seconds that steps waited, and all.
     """
 
     def __init__(self, workers: int = 0, parameter: str | None = None, faster: str | None = None):

@@ -58,68 +58,49 @@ Load = Callable[[Any], object]
 WITH_GENERATOR = ("loader", "generator", "generator_before_pass")
 
 
-class Source(Protocol):
+class Source:
     """Batches on the host, one pass after another.
 
     Attributes:
         data: the loader.
         stateful: the loader, if its state is that of the batch which it yielded last; else None.
         faster: how to make it faster, if not by workers.
+        seekable: True if a pass may begin at any batch.
+        draws: True if making a batch may use the random generators of Python and NumPy.
+        num_batches: number of batches in a pass, or None if it is not known.
+        as_batch: returns an item of a pass as (x,), (x, y) or (x, y, sample_weight).
     """
 
     data: Any
     stateful: Any
-    faster: str | None
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches in a pass, or None if it is not known."""
-        ...
-
-    @property
-    def seekable(self) -> bool:
-        """True if a pass may begin at any batch."""
-        ...
-
-    @property
-    def draws(self) -> bool:
-        """True if making a batch may use the random generators of Python and NumPy."""
-        ...
-
-    @property
-    def as_batch(self) -> Callable[[Any], tuple]:
-        """Returns an item of a pass as (x,), (x, y) or (x, y, sample_weight)."""
-        ...
+    faster: str | None = None
+    seekable: Any
+    draws: Any
+    num_batches: Any
+    as_batch: Callable[[Any], tuple]
 
     def begin(self, first: int = 0) -> Iterator[Any]:
         """Begins a pass; if the source is seekable, at any batch."""
-        ...
+        raise NotImplementedError
 
     def start(self) -> None:
         """Called as training starts."""
-        ...
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the next epoch."""
-        ...
 
     def on_epoch_begin(self) -> None:
         """Called as an epoch begins."""
-        ...
 
     def on_epoch_end(self, taken: int, wanted: int | None) -> None:
         """Called at the end of an epoch, of whose `wanted` batches `taken` were used."""
-        ...
 
 
 class Continued(NamedTuple):
-    """The position at which an interrupted epoch continues.
+    """The position at which an interrupted epoch continues: the number of its first batch.
 
-    Attributes:
-        batch: number of the first batch to train on.
-        log_names: names of the logs of a step.
-        place: moves the data there; returns True if the batches before have to be made again.
-        build: called with the first of those.
+    `place` moves the data there, and returns True if the batches before have to be made again;
+    `build` is called with the first of those. `log_names` are the names of the logs of a step.
     """
 
     batch: int
@@ -133,13 +114,8 @@ class Position:
 
     The state is that of the loader, or of its iterator if only that has one, as in grain. A random
     generator of the loader is saved with it: torchdata restores the numbers that its sampler drew
-    for this pass, but not those that the next passes will draw.
-
-    Args:
-        source: yields batches, one pass after another.
-
-    Attributes:
-        skipped: number of batches that the pass skipped after `go_to`.
+    for this pass, but not those that the next passes will draw. After `go_to`, `skipped` is the
+    number of batches that the pass skipped.
     """
 
     def __init__(self, source: Source):
@@ -151,11 +127,7 @@ class Position:
         self._generator = _accessors(getattr(self._loader, "generator", None))
 
     def watch(self, trained: Callable[[], int]) -> None:
-        """Records states from now on.
-
-        Args:
-            trained: returns the number of batches of all passes that were trained on.
-        """
+        """Records states from now on; `trained` returns the number of batches trained on so far."""
         self._trained, self._states = trained, {}
 
     def state(self) -> Any:
@@ -165,11 +137,7 @@ class Position:
     def check(self, hold: Callable[[Any], object]) -> None:
         """Checks before the first step of a run that the state of the loader can be saved.
 
-        Args:
-            hold: raises `InputError` for a state that cannot be saved.
-
-        Raises:
-            InputError: with the name of the loader and its state.
+        `hold` raises `InputError` for one that cannot; the error names the loader and its state.
         """
         if not _is_stateful(self._loader):
             return
@@ -225,7 +193,7 @@ class Position:
         undo: Callable[[], object],
         alone: Callable[[], bool],
     ) -> bool:
-        """Moves the next pass to a batch.
+        """Moves the next pass to a batch of an epoch, by the state of the loader if there is one.
 
         Args:
             state: state of the loader, or None.
@@ -263,15 +231,10 @@ class Position:
         return True
 
     def _load(self, state: Any, over: bool, undo: Callable[[], object]) -> bool:
-        """Continues the next pass from a state, and makes its iterator.
+        """Makes the iterator of the next pass from a state; False if nothing here can load one.
 
-        Args:
-            state: a result of `state`.
-            over: True if the pass of the state was over, so that a new one begins.
-            undo: restores random generators, if an iterator was made in vain.
-
-        Returns:
-            True if the loader, or its iterator, can load a state.
+        If the pass of the state was over, a new one begins; `undo` restores random generators if an
+        iterator was made in vain.
         """
         state, after, _ = _parts(state)
         if _is_stateful(self._loader):

@@ -23,12 +23,9 @@ def settle() -> None:
 
 
 class Ahead:
-    """Reads batches from an iterator in a thread.
+    """Reads batches in a thread, which alone uses the iterator; at most `count` wait.
 
-    Args:
-        batches: the iterator, which only the thread uses.
-        count: largest number of batches that wait.
-        place: applied by the thread to each batch, such as placing it on the device.
+    The thread applies `place` to each, such as placing it on the device.
     """
 
     def __init__(self, batches: Iterator[Any], count: int, place: Callable[[Any], Any]):
@@ -44,12 +41,8 @@ class Ahead:
     def take(self, busy: Callable[[], bool] | None = None) -> tuple[Any, float]:
         """Returns the next batch, and the seconds that the step waited for it.
 
-        Args:
-            busy: returns True while the device computes; that time is not counted.
-
-        Raises:
-            StopIteration: after the last one.
-            BaseException: the error of the iterator, after the batches before it.
+        Time while the device is busy is not counted. After the last batch it raises the error of
+        the iterator, or StopIteration.
         """
         shelf = self._shelf
         with shelf.changed:

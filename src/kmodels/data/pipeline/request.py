@@ -33,19 +33,7 @@ class FitRequest:
 
     Attributes:
         method: the method that was called.
-        x: data, see `kmodels.data.as_dataset`.
-        y: labels, if x is arrays.
-        sample_weight: weights, if x is arrays.
-        batch_size: samples per batch, for data that is not in batches.
         steps: batches of an epoch: `steps_per_epoch` of `fit`, `steps` of the other two.
-        shuffle: True for a new order of samples in each epoch; "batch" as in Keras.
-        class_weight: weight of the samples of each class.
-        validation_data: data that `fit` evaluates on.
-        validation_split: share of arrays that is held out for that.
-        validation_batch_size: samples per batch of it; default: `batch_size`.
-        validation_steps: number of its batches.
-        callbacks: a list of callbacks, one of them, or a `keras.callbacks.CallbackList`.
-        verbose: see Keras.
         more: Keras' remaining keywords by name, such as epochs.
     """
 
@@ -67,14 +55,9 @@ class FitRequest:
 
     @classmethod
     def of(cls, method: Method, **arguments: Any) -> Self:
-        """Returns the request of a call.
+        """Returns the request of a call with arguments by Keras' names; others have its defaults.
 
-        Args:
-            method: the method.
-            **arguments: its arguments by Keras' names; all others have Keras' defaults.
-
-        Raises:
-            InputError: for a number, a choice or a callback that no call can have.
+        Raises `InputError` for a number, a choice or a callback that no call can have.
         """
         values = {name: default for name, (_, default) in _parameters(method).items()} | arguments
         known = {part: values.pop(name) for name, (part, _) in _parameters(method).items() if part}
@@ -152,9 +135,7 @@ def _parameters(method: Method) -> dict[str, tuple[str | None, Any]]:
 class RunningFit:
     """A running `fit`, for callbacks that resume it.
 
-    Args:
-        callbacks: its callbacks, in order.
-        epochs: its batches, epoch by epoch; None outside of kmodels' own loop.
+    It has its callbacks in order, and its batches epoch by epoch, None outside of kmodels' loop.
     """
 
     callbacks: list[Any]
@@ -162,11 +143,7 @@ class RunningFit:
 
 
 class FitCallback(keras.callbacks.Callback):
-    """A callback that gets the running fit in `self.fit`.
-
-    Attributes:
-        fit: the running fit; None outside of it, and in Keras' own `fit`.
-    """
+    """A callback that gets the running fit in `self.fit`; None outside, and in Keras' own."""
 
     fit: RunningFit | None = None
 

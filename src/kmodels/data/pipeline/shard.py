@@ -69,13 +69,9 @@ class BatchSharding:
         return self.peers if self.peers is not None and self.peers.count() > 1 else None
 
     def rows(self, size: int) -> tuple[int, int]:
-        """Returns the first row and the last row + 1 to take of a batch.
+        """Returns the first row and the last row + 1 to take of a batch of the data.
 
-        Args:
-            size: rows of a batch of the data.
-
-        Raises:
-            InputError: if the mesh does not divide the global batch.
+        Raises `InputError` if the mesh does not divide the global batch.
         """
         self.check_batch(size * self.shards if self.own else size)
         if self.own:
@@ -98,16 +94,10 @@ class _Size(NamedTuple):
 class Shard:
     """The rows of one process of the batches of a source.
 
-    Processes compare the number of their batches and the first one: before training if batches
-    have numbers, else as they are read. If each process has its own rows, they compare before each
-    step if all have another batch.
-
-    Args:
-        source: source of all rows, or of the rows of this process.
-        rule: the rows to take.
-        use: the method that uses the data. For evaluation, data of unknown size is read once to
-            count its samples.
-        steps: batches to end after, in evaluate and predict.
+    Processes compare the number of their batches and the first one: before training if batches have
+    numbers, else as they are read. If each process has its own rows, they compare before each step
+    if all have another batch. For evaluation, data of unknown size is read once to count its
+    samples.
 
     Attributes:
         source: the source to read; its loader makes only these rows if it can.
@@ -187,12 +177,7 @@ class Shard:
         return self.source.data.num_batches - left_out
 
     def of(self, batches: Iterator[tuple], prepare: Callable[[tuple], tuple]) -> Iterator[tuple]:
-        """Yields this process's rows of each batch, prepared.
-
-        Args:
-            batches: one pass over the source.
-            prepare: preprocesses a batch.
-        """
+        """Yields this process's rows of each batch of a pass, prepared."""
         if self._use is Method.FIT:
             return self._trained(batches, prepare)
         return self._filled(islice(batches, self._steps), prepare)
@@ -221,9 +206,7 @@ class Shard:
     def _without_short(self, batches: Iterator[tuple], even: bool) -> Iterator[tuple]:
         """Yields batches without a last one that is shorter than the first.
 
-        Args:
-            batches: one pass.
-            even: True raises `InputError` for a batch of another size before it.
+        If they are to be even, another size before it raises `InputError`.
         """
         first, short = 0, None
         for batch in batches:

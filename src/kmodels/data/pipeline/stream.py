@@ -15,17 +15,11 @@ from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import as_tuple
 from kmodels.data.pipeline.device_put import device_put
+from kmodels.data.pipeline.position import Source
 
 
-class Streamed:
-    """Source of batches that are read one after another: a loader, a generator, a function.
-
-    Args:
-        data: yields one batch after another; read once an epoch.
-        count: number of batches in an epoch, None if it is not known.
-        split: makes (x,), (x, y) or (x, y, sample_weight) of each batch.
-        faster: how to make it faster, if not by workers.
-    """
+class Streamed(Source):
+    """Source of batches that are read one after another: a loader, a generator, a function."""
 
     draws = False
 
@@ -46,7 +40,7 @@ class Streamed:
         return isinstance(self.data, Sequence)
 
     def begin(self, first: int = 0) -> Iterator[Any]:
-        """Begins a pass; for a sequence of batches, at any of them."""
+        """See `Source`; a sequence of batches may begin at any of them."""
         if first:
             return (self.data[number] for number in range(first, len(self.data)))
         return started(self.data)
@@ -63,18 +57,11 @@ class Streamed:
                 tell(epoch)
                 return
 
-    def on_epoch_begin(self) -> None:
-        """Does nothing."""
-
-    def on_epoch_end(self, taken: int, wanted: int | None) -> None:
-        """Does nothing."""
-
 
 def started(batches: Iterable[Any]) -> Iterator[Any]:
     """Returns `iter(batches)`; its workers are not forked if the backend runs threads.
 
-    Raises:
-        InputError: if the data cannot be sent to such workers.
+    Raises `InputError` if the data cannot be sent to such workers.
     """
     # A WebLoader of the webdataset package contains a DataLoader.
     loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
@@ -137,11 +124,7 @@ class OneShot:
 
 
 class Calls:
-    """Calls a function for the batches of each epoch.
-
-    Args:
-        function: takes no arguments and returns an iterable, such as a generator function.
-    """
+    """Calls a function, such as a generator function, for the batches of each epoch."""
 
     def __init__(self, function: Callable[[], Iterable[Any]]):
         self._function = function
@@ -156,12 +139,7 @@ class Calls:
 
 
 class Chunks:
-    """Batches of a Hugging Face IterableDataset, from its start in each pass.
-
-    Args:
-        dataset: a dataset of single samples.
-        batch_size: samples per batch.
-    """
+    """Batches of a Hugging Face IterableDataset of samples, from its start in each pass."""
 
     def __init__(self, dataset: Any, batch_size: int):
         self._dataset = dataset
@@ -181,15 +159,11 @@ FASTER = "give the data set's map_batches a higher concurrency, and its cluster 
 
 
 class RayBatches:
-    """Batches of the rows of a Ray Dataset, from its start in each pass.
+    """Batches of the rows of a Ray Dataset, or of `ray.train.get_dataset_shard`, pass by pass.
 
     Columns are NumPy arrays; those of texts, and of arrays of different shapes, are lists. Ray
     preserves the order of rows, so all passes have the same order if the data set is deterministic.
     A resumed run reads the rows before its first batch, and drops them.
-
-    Args:
-        dataset: a `ray.data.Dataset`, or the iterator that `ray.train.get_dataset_shard` returns.
-        batch_size: samples per batch.
     """
 
     def __init__(self, dataset: Any, batch_size: int):
