@@ -66,10 +66,7 @@ def register(rules: Mapping[str, Axes], family: str | None = None) -> None:
 def dimensions(path: str, rank: int, family: str | None = None) -> Axes | None:
     """Returns the kinds of the dimensions of a variable, or None if no rule matches.
 
-    Args:
-        path: path of the variable.
-        rank: number of its dimensions.
-        family: family of the variable; None searches the tables of all families.
+    Without a family, the tables of all families are searched.
     """
     known = _FAMILIES.values() if family is None else [_FAMILIES.get(family, {})]
     for table in (_RULES, *known):
@@ -91,7 +88,7 @@ def axes(
     A dimension that its axis does not divide is not sharded, as a line on stderr says once. If no
     dimension of a matrix or larger array lies along `fsdp`, its largest free dimension that can be
     is sharded, so that `fsdp` works for every model. Vectors without a rule are not sharded: they
-    are small, and gathering them costs a message.
+    are small, and gathering them costs a message. An axis of length 1 is never named.
 
     Args:
         path: path of the variable.
@@ -101,9 +98,6 @@ def axes(
             length. A kernel with one key/value head of 256 outputs has (None, 1): its outputs are
             never sharded.
         family: family of the variable, see `dimensions`.
-
-    Returns:
-        One of "fsdp", "model" or None for each dimension; an axis of length 1 is never named.
     """
     result: list[str | None] = []
     known = dimensions(path, len(shape), family) or (None,) * len(shape)
@@ -127,10 +121,6 @@ def tokens_axis(shape: Sequence[int], mesh: Mesh) -> str | None:
 
     Only arrays (rows, tokens) that the axis divides are sharded; for another length, a line on
     stderr says so once.
-
-    Args:
-        shape: shape of an array of the batch.
-        mesh: filled.
     """
     if mesh.sequence == 1 or len(shape) != 2 or shape[1] == 1:
         return None
@@ -175,12 +165,9 @@ def axes_of(variable: keras.Variable, mesh: Mesh) -> Axes:
 def layout_map(
     device_mesh: keras.distribution.DeviceMesh, rules: Mapping[str, Axes], names: Mapping[str, str]
 ) -> Any:
-    """Returns a table as a `keras.distribution.LayoutMap`, for use without `distribute`.
+    """Returns a family's table as a `keras.distribution.LayoutMap`, for use without `distribute`.
 
-    Args:
-        device_mesh: a `keras.distribution.DeviceMesh`.
-        rules: a family's table.
-        names: the mesh's axis for each word of the table.
+    `names` has the mesh's axis for each word of the table.
     """
     layouts = keras.distribution.LayoutMap(device_mesh)
     for pattern, words in rules.items():

@@ -106,15 +106,10 @@ def parse_mesh(spec: str) -> Mesh:
 
 
 def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
-    """Returns the mesh with -1 replaced by the number of remaining devices.
+    """Returns the mesh with -1 replaced by the number of remaining devices of all processes.
 
-    Args:
-        mesh: mesh of `parse_mesh`.
-        devices: number of devices in all processes.
-        more: how to get more devices, for the message; "{}" stands for their number.
-
-    Raises:
-        InputError: if there are too few devices, or they do not divide evenly.
+    `more` says how to get more devices; "{}" stands for their number. Raises `InputError` if there
+    are too few, or they do not divide evenly.
     """
     open_axes = [axis for axis, length in mesh.lengths.items() if length == REST]
     known = abs(mesh.size)

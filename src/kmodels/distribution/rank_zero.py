@@ -25,18 +25,9 @@ Tensors = Mapping[str, LazyArray]
 def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
     """Writes tensors on rank zero; all processes gather the values, one tensor after another.
 
-    A process has at most one whole tensor in memory. All must call it, in the same order, between
-    steps.
-
-    Args:
-        tensors: tensors by name, in the same order in all processes.
-        write: writes tensors, and reads each once, in their order.
-
-    Returns:
-        The result of `write`.
-
-    Raises:
-        InputError: in all processes, if `write` raises one or the disk cannot be written.
+    A process has at most one whole tensor in memory. All must call it between steps, with the same
+    names in the same order; `write` reads each once, in this order. If it raises `InputError` or
+    the disk cannot be written, all processes raise.
     """
     if processes.count() == 1:
         return write(tensors)
@@ -124,16 +115,10 @@ class SyncStop(keras.callbacks.Callback):
 def followers(
     callbacks: Sequence[keras.callbacks.Callback], plan: "ParallelPlan", use: Method
 ) -> Any:
-    """Returns the callbacks that this process calls.
+    """Returns the callbacks that this process calls in a method of Keras.
 
-    Args:
-        callbacks: the argument of `fit`, `evaluate` or `predict`.
-        plan: the plan in force.
-        use: the method.
-
-    Returns:
-        The callbacks themselves, in a run of one process or for a `CallbackList`. Otherwise those
-        that write files or show progress only on rank zero.
+    In a run of one process, or for a `CallbackList`, these are the callbacks themselves. Otherwise
+    those that write files or show progress are called on rank zero alone.
 
     Raises:
         InputError: for a callback that cannot work in several processes.

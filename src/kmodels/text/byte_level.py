@@ -57,15 +57,10 @@ def build(
     added: Sequence[str] = (),
     kind: str = "qwen2",
 ) -> Tokenizer:
-    """Makes a tokenizer.
+    """Makes a tokenizer of a kind of `KINDS`, with merges in their order.
 
-    Args:
-        vocabulary: token to id.
-        merges: pairs in the order in which they are merged.
-        special: control tokens, which are cut out of a text first; those that the vocabulary lacks
-            get the next ids.
-        added: tokens that are cut out first too, and are no control tokens.
-        kind: a key of `KINDS`.
+    Control tokens, `special`, and other tokens, `added`, are cut out of a text first; those that
+    the vocabulary lacks get the next ids.
     """
     way = KINDS[kind]
     core = Tokenizer(
@@ -90,13 +85,7 @@ def build_words(
 ) -> Tokenizer:
     """Makes a tokenizer of words in small letters, each of which ends with `WORD_END`, as CLIP's.
 
-    Args:
-        vocabulary: token to id, with `START` and `END`; unknown text becomes `END`.
-        merges: pairs in the order in which they are merged.
-        special: see `build`.
-
-    Raises:
-        InputError: for a vocabulary without these two.
+    The vocabulary has `START` and `END`, which stands for unknown text too; see `build`.
     """
     if missing := [text for text in (START, END) if text not in vocabulary]:
         raise InputError(f"the vocabulary lacks {' and '.join(missing)}; give that of a CLIP model")
@@ -145,9 +134,6 @@ def read(
         merges: pairs of tokens with a blank between them, or the path of a merges.txt.
         special: see `build`.
         build: makes it of token to id, pairs and special tokens.
-
-    Raises:
-        InputError: for a file that is missing or damaged, or without merges.
     """
     if merges is None:
         raise InputError("a vocabulary of byte-level merges needs merges; give the merges.txt too")
@@ -169,10 +155,6 @@ def check_ids(vocabulary: Mapping[str, int], origin: object) -> None:
     """Raises `InputError` for an id that no vocabulary has.
 
     Everything that writes or lists a vocabulary counts up to its largest id.
-
-    Args:
-        vocabulary: token to id.
-        origin: names it in the error.
     """
     for text, number in vocabulary.items():
         if type(number) is not int or not 0 <= number < MOST_IDS:
@@ -183,11 +165,7 @@ def check_ids(vocabulary: Mapping[str, int], origin: object) -> None:
 
 
 def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns merges that are written with a blank between the two tokens.
-
-    Raises:
-        InputError: for a line that is no pair.
-    """
+    """Returns merges that are written with a blank between the two tokens."""
     parts = []
     for line in merges:
         left, blank, right = line.partition(" ")

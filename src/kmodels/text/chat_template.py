@@ -40,12 +40,7 @@ LONGEST_REASON = 1000
 
 
 class Rendered(NamedTuple):
-    """A chat as one text.
-
-    Attributes:
-        text: the whole chat, with every special token that the template writes.
-        replies: spans of the model's own words, as (first character, end).
-    """
+    """A chat as one text, and spans (first character, end) of the model's own words in it."""
 
     text: str
     replies: list[Span]
@@ -62,11 +57,7 @@ def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]:
-    """Returns a list of chats, and True if x is a list of chats, not one chat.
-
-    Raises:
-        InputError: for chats beside anything else.
-    """
+    """Returns a list of chats, and True if x is a list of chats, not one chat."""
     chats, is_batch = ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
     for chat in chats:
         if not isinstance(chat, list | tuple) or not all(isinstance(m, Mapping) for m in chat):
@@ -79,11 +70,7 @@ def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]
 def choose_template(
     settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Tool] | None
 ) -> str:
-    """Returns the template for a chat: `wanted`, the checkpoint's of that name, or its default.
-
-    Raises:
-        InputError: if there is no template, or there are several and none is named.
-    """
+    """Returns the template for a chat: `wanted`, the checkpoint's of that name, or its default."""
     templates = settings.get("chat_template")
     if not isinstance(templates, Mapping):
         if (template := templates if wanted is None else wanted) is None:
@@ -106,8 +93,7 @@ def choose_template(
 def variables(template: str) -> tuple[str, ...]:
     """Returns the names of the variables that a caller may give a template, sorted.
 
-    Args:
-        template: in Jinja's language; of one with a mistake, which `render` names, there are none.
+    For one with a mistake, which `render` names, there are none.
     """
     try:
         with _limited():
@@ -132,13 +118,9 @@ def render(
 ) -> str:
     """Returns a chat as a template writes it, equal to transformers' text.
 
-    Args:
-        template: in Jinja's language.
-        messages: with "role", "content" and other fields of the template. Names whose value is
-            None are left out, and reasoning is there under each of its names.
-        settings: whose special tokens the template may use.
-        continue_final_message: leaves the last message open, to be continued.
-        **values: further variables of the template.
+    Messages have "role", "content" and other fields of the template: names whose value is None are
+    left out, and reasoning is there under each of its names. The template may use the special
+    tokens of the settings.
 
     Raises:
         InputError: for a template that is damaged, a chat that it refuses, or values other than
@@ -172,8 +154,7 @@ def render_with_generation(
 ) -> Rendered:
     """Returns a chat and the spans inside {% generation %}; arguments are those of `render`.
 
-    Raises:
-        InputError: as `render`, and if the template changes the text that it marks.
+    A template that changes the text that it marks is refused.
     """
     text = render(template, messages, settings, **values)
     # Nobody's text holds these, as they are drawn again each time.
@@ -197,17 +178,10 @@ def render_with_generation(
 def check_fields(
     template: str, messages: Sequence[Mapping[str, Any]], write: Callable[[list[Any]], str]
 ) -> None:
-    """Checks that a template writes the calls of tools and each part of a content.
+    """Raises `InputError` for calls of tools and parts of a content that a template does not write.
 
     A template skips parts and fields that it does not read, or writes a list as Python does.
-
-    Args:
-        template: in Jinja's language.
-        messages: of one chat.
-        write: returns messages as the template writes them.
-
-    Raises:
-        InputError: names the message of which something would be missing.
+    `write` returns messages as the template writes them.
     """
     tags: dict[str, int] = {}
     tagged: list[Any] = []
@@ -251,11 +225,7 @@ def _part(part: object) -> dict[str, Any]:
 
 
 def schemas(tools: Sequence[Tool] | None) -> Any:
-    """Returns tools with the JSON schema of each function, by its signature and docstring.
-
-    Raises:
-        InputError: for a function without a schema, or if transformers is not installed.
-    """
+    """Returns tools with the JSON schema of each function, by its signature and docstring."""
     if not isinstance(tools, list | tuple) or not any(map(callable, tools)):
         return tools
     try:

@@ -41,10 +41,9 @@ IDLE_AT: dict[str, tuple[object, ...]] = {"tokenizer.ggml.add_sep_token": (False
 def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, Any]]:
     """Returns the tokenizer of a GGUF file and the other arguments of `kmodels.text.Tokenizer`.
 
-    Args:
-        path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma up to 3,
-            with merges as for Gemma 4, or with byte-level merges as for Qwen and Llama 3.
-        special: pieces to treat as control tokens though the file says otherwise.
+    The file has a SentencePiece vocabulary, as llama.cpp writes for Gemma up to 3, merges as for
+    Gemma 4, or byte-level merges as for Qwen and Llama 3. Pieces of `special` are control tokens
+    though the file says otherwise.
 
     Returns:
         The tokenizer, and a dictionary with "settings" (null for a token that the file lacks, and
@@ -92,12 +91,9 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
 def build_pieces(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
 ) -> Tokenizer:
-    """Returns the tokenizer of a vocabulary of pieces.
+    """Returns the tokenizer of a vocabulary of pieces, in the order of ids.
 
-    Args:
-        texts: texts of the tokens, in the order of ids.
-        value: reads another setting of the vocabulary by its name, with a default.
-        special: see `load`.
+    `value` reads another setting of the vocabulary by its name, with a default.
     """
     scores = value("scores", [0.0] * len(texts))
     kinds = value("token_type", [pieces.NORMAL] * len(texts))
@@ -123,13 +119,7 @@ def build_pieces(
 def build_bytes(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
 ) -> Tokenizer:
-    """Same as `build_pieces`, for a vocabulary of byte-level merges.
-
-    Args:
-        texts: as in `build_pieces`.
-        value: as in `build_pieces`.
-        special: unused; such files list the kind of each token.
-    """
+    """Same as `build_pieces`, for byte-level merges; such files list the kind of each token."""
     kinds = value("token_type", [pieces.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
     usual = {text: i for i, text in enumerate(texts) if kinds[i] != pieces.UNUSED}

@@ -13,14 +13,7 @@ from kmodels.text.packing import Batch
 
 
 class _Loader(ResumableBatches):
-    """Full batches of numbered rows, resumable within an epoch.
-
-    Args:
-        count: rows of an epoch.
-        batch_size: rows per batch; first rows of the last batch are repeated to fill it.
-        shuffle: a new order in each epoch, a function of seed and epoch.
-        seed: seed of the order.
-    """
+    """Full batches of rows by number; first rows of the last batch are repeated to fill it."""
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool, seed: int):
         super().__init__()

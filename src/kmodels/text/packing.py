@@ -144,10 +144,7 @@ def _fit(
 def fit_prompt(prompt: int, response: int, room: int) -> tuple[list[int], int]:
     """Returns the places of a prompt's tokens that fit, and how many tokens of a response do.
 
-    Args:
-        prompt: tokens of the prompt, which loses its middle, down to a quarter of the room.
-        response: tokens of the response, which loses its end.
-        room: tokens that fit.
+    The prompt loses its middle, down to a quarter of the room, then the response its end.
     """
     rest = min(response, max(room - prompt, room - room // 4))
     left = min(prompt, room - rest)

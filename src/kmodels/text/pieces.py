@@ -13,10 +13,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 class Piece(NamedTuple):
     """One entry of the vocabulary; its id is its place.
 
-    Attributes:
-        text: with SPACE for a blank.
-        score: log-probability (unigram) or minus the rank of the merge (BPE).
-        kind: NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED or BYTE.
+    The text has SPACE for a blank; the score is a log-probability (unigram) or minus the rank of
+    the merge (BPE); kinds are NORMAL to BYTE, as above.
     """
 
     text: str
@@ -25,16 +23,10 @@ class Piece(NamedTuple):
 
 
 def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Returns the merges that BPE by score does, in order.
+    """Returns the pairs of pieces that BPE by score merges, the first to be merged first.
 
     SentencePiece merges the two neighbours whose union scores highest. Every way to split a piece
     into two others is such a merge, with the score of the union.
-
-    Args:
-        pieces: the vocabulary.
-
-    Returns:
-        Pairs of pieces, the first to be merged first.
     """
     parts = {p.text: i for i, p in enumerate(pieces) if p.kind in (NORMAL, UNUSED)}
     ranked = []
@@ -53,15 +45,12 @@ def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 def normalizer(
     charsmap: bytes = b"", dummy_prefix: bool = False, remove_extra_whitespaces: bool = False
 ) -> normalizers.Normalizer:
-    """Returns SentencePiece's normalization, which comes before the search for pieces.
+    """Returns SentencePiece's normalization, which ends with SPACE for every blank.
 
     Args:
         charsmap: the compiled character map of the .model file; empty for none, as in Gemma.
         dummy_prefix: put a blank before the text.
         remove_extra_whitespaces: drop blanks at both ends and all but one in a run.
-
-    Returns:
-        It ends with SPACE for every blank.
     """
     steps: list[normalizers.Normalizer] = []
     if charsmap:
@@ -85,7 +74,7 @@ def build(
     dummy_prefix: bool = False,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Tokenizer:
-    """Returns a `tokenizers.Tokenizer` with the ids of SentencePiece.
+    """Returns a tokenizer with the ids of SentencePiece, without start and end tokens.
 
     Args:
         pieces: the vocabulary in the order of ids.
@@ -95,9 +84,6 @@ def build(
         normalize: by default blanks become SPACE and nothing else is touched.
         dummy_prefix: `normalize` puts a blank in front, which decoding takes away.
         pairs: the merges, the first to be done first; by default those that scores make.
-
-    Returns:
-        A tokenizer without start and end tokens.
     """
     unknown = next((i for i, p in enumerate(pieces) if p.kind == UNKNOWN), None)
     if kind == "word":

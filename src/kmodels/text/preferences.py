@@ -90,14 +90,7 @@ def read_prompts(path: str | Path) -> list[Record]:
 
 
 def check_prompt(value: object) -> Record:
-    """Returns a record with a prompt, whose messages are in their usual form.
-
-    Args:
-        value: a record of `read_prompts`.
-
-    Raises:
-        InputError: if the prompt is missing or wrong.
-    """
+    """Returns a record of `read_prompts` whose prompt's messages are in their usual form."""
     record = _checked(value, "prompt")
     (prompt,) = _fields(record, (), "prompt")
     if prompt is None:
@@ -126,14 +119,10 @@ def _read(
 
 
 def check_pair(value: object) -> Record:
-    """Returns a pair in its usual form.
+    """Returns a pair of `read_pairs` in its usual form.
 
-    Args:
-        value: a record of `read_pairs`.
-
-    Returns:
-        {"prompt", "chosen", "rejected"}, all texts or all lists of messages, with "tools",
-        "chat_template_kwargs" and "images" or "image" if the record has them.
+    It is {"prompt", "chosen", "rejected"}, all texts or all lists of messages, with "tools",
+    "chat_template_kwargs" and "images" or "image" if the record has them.
 
     Raises:
         InputError: names the field that is missing or wrong.
@@ -174,13 +163,9 @@ def check_pair(value: object) -> Record:
 
 
 def check_labelled(value: object) -> list[Record]:
-    """Returns answers with a label in their usual form.
+    """Returns a record of `read_labelled` in its usual form, or the two of a pair.
 
-    Args:
-        value: a record of `read_labelled`.
-
-    Returns:
-        One record {"prompt", "completion", "label"}, or the two of a pair.
+    Each is {"prompt", "completion", "label"}.
 
     Raises:
         InputError: names the field that is missing or wrong.

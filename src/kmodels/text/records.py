@@ -88,13 +88,7 @@ class Records:
 
 
 def check_record(value: object) -> Record:
-    """Returns one record in its usual form.
-
-    Args:
-        value: the object of one line of a file.
-
-    Returns:
-        A dictionary as in `Records.rows`.
+    """Returns one record in its usual form, a dictionary as in `Records.rows`.
 
     Raises:
         InputError: names the field that is missing, is not text, or is empty.
@@ -181,9 +175,8 @@ def has_picture(message: object) -> bool:
 def unread_fields(value: Mapping[str, Any]) -> set[str]:
     """Returns the names of fields that change a record in other packages and are not read here.
 
-    Args:
-        value: a record that `check_record` accepts. Texts beside messages are not named, since many
-            data sets have the first message as a prompt, too.
+    Texts beside messages are not named, since many data sets have the first message as a prompt,
+    too.
     """
     names = set(UNREAD)
     turns = value.get("messages")
@@ -261,16 +254,10 @@ def _lacking(value: dict[str, Any]) -> str:
 
 
 def check_text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str = "") -> str:
-    """Returns the text of a field.
-
-    Args:
-        value: a record, or a part of it.
-        name: name of the field.
-        may_be_empty: whether blanks alone are allowed.
-        at: place of the part in the record, for errors.
+    """Returns the text of a field of a record, or of a part of it at the place `at`.
 
     Raises:
-        InputError: if it is missing, not a text, or empty.
+        InputError: if it is missing, not a text, or empty, unless it may be.
     """
     text = value.get(name)
     if not isinstance(text, str):
@@ -286,11 +273,7 @@ def check_text(value: dict[str, Any], name: str, may_be_empty: bool = False, at:
 def template_fields(value: dict[str, Any]) -> Record:
     """Returns the fields of a record of messages that a chat template reads besides these.
 
-    Args:
-        value: with "tools" and "chat_template_kwargs", None, or without.
-
-    Raises:
-        InputError: for tools that are not JSON schemas, or variables that are not an object.
+    They are "tools", JSON schemas, and "chat_template_kwargs", an object, as far as it has them.
     """
     fields = {}
     tools, variables = value.get("tools"), value.get("chat_template_kwargs")
@@ -369,15 +352,10 @@ Entry = tuple[str, Callable[[], Any]]
 
 
 def json_records(file: Path, name: object, limit: int = MAX_LINE_BYTES) -> Iterator[Entry]:
-    """Yields the records of a file: of its lines that are not blank, or of its one array.
+    """Yields the records of a UTF-8 file: of its lines that are not blank, or of its one array.
 
     Lines end with a line feed alone: JSON strings may hold U+2028 and other characters at which
     `str.splitlines` ends a line.
-
-    Args:
-        file: path of the file, UTF-8.
-        name: name of the file in errors.
-        limit: maximum bytes of a line.
 
     Raises:
         InputError: for an array that is not JSON, or a compressed or binary file.
@@ -455,15 +433,7 @@ PATHS = ("image", "path", "url")
 
 
 def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
-    """Yields the records of a folder of images, see `read_records`.
-
-    Args:
-        folder: path of it.
-        limit: largest number of bytes of a line.
-
-    Raises:
-        InputError: for a folder that says nothing.
-    """
+    """Yields the records of a folder of images, see `read_records`."""
     paths = paths_below(folder)
     tables = [folder / name for name in (METADATA, TABLE) if (folder / name).is_file()]
     if len(tables) > 1:
@@ -541,16 +511,11 @@ def _beside(image: Path) -> Record:
 
 
 def with_paths(record: Record, folder: str, decodes: bool) -> Record:
-    """Returns a record of a file, whose images begin at the file's folder.
-
-    Args:
-        record: with "images", or images as parts of messages or of a prompt in messages, or none.
-        folder: path or address of the folder.
-        decodes: whether each image is decoded, to find damaged ones.
+    """Returns a record of a file, whose images begin at the file's folder or address.
 
     Raises:
         InputError: for an image that is not there, is an address of the web or of another scheme
-            than the folder's, or is damaged, if images are decoded.
+            than the folder's, or is damaged, if images are decoded to find that.
     """
 
     def located(image: object) -> Any:
@@ -682,13 +647,7 @@ def read_rows(
 
 
 def warn_of_unread(path: str | Path, names: set[str], stacklevel: int) -> None:
-    """Warns of fields of records that mean something in other packages and nothing here.
-
-    Args:
-        path: path of the file.
-        names: names of the fields; of none there is no warning.
-        stacklevel: of `warnings.warn`.
-    """
+    """Warns of fields of a file that mean something in other packages and nothing here, if any."""
     if names:
         fields = " and ".join(sorted(names))
         warnings.warn(f"{path} has {fields}, which kmodels does not read", stacklevel=stacklevel)

@@ -82,10 +82,6 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
     Returns:
         The tokenizer, with the file's normalization, merges, and bytes for unknown characters; and
         the texts of the "start", "end" and "pad" tokens that the file defines.
-
-    Raises:
-        InputError: for a file that is not such a model, of kind character, or with settings that
-            no tokenizer here follows.
     """
     try:
         data = limited(local_copy(path)).read_bytes()
@@ -148,11 +144,7 @@ def parse(
 def content_of(proto: str | Path | bytes) -> tuple[bytes, object]:
     """Returns the content of a SentencePiece model, and its name in errors.
 
-    Args:
-        proto: the path of a file, its content, or that in base64.
-
-    Raises:
-        InputError: for a file that cannot be read.
+    `proto` is the path of a file, its content, or that in base64.
     """
     if isinstance(proto, bytes):
         return proto, "proto"
@@ -177,15 +169,12 @@ BPE = 2
 
 
 def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] = ()) -> bytes:
-    """Returns the content of a .model file.
+    """Returns the content of a .model file that gives the same ids; scores are ranks of merges.
 
     Args:
         core: merges pieces, with blanks as SPACE and bytes for unknown characters.
         roles: ids of "bos", "eos" and "pad", None for one that is not there.
         marks: control tokens that the file shall find in texts, as kmodels does.
-
-    Returns:
-        Bytes that give the same ids; the scores are the ranks of the merges.
 
     Raises:
         InputError: for tokens or settings that such a file cannot store.

@@ -71,11 +71,8 @@ def read(
     A template has the place that transformers gives it: chat_template.jinja counts before
     tokenizer_config.json, and that before a processor's chat_template.json. As there, the names of
     tokens in special_tokens_map.json count if tokenizer_config.json has no added_tokens_decoder. A
-    setting that the tokenizer does not follow is logged as a warning.
-
-    Args:
-        directory: which may hold none of these files.
-        idle_at: settings that this tokenizer follows at some values alone, besides `IDLE_AT`.
+    setting that the tokenizer does not follow is logged as a warning; one of `idle_at` or `IDLE_AT`
+    is followed at some values alone.
 
     Raises:
         InputError: for a file that is not JSON or not UTF-8.
@@ -116,11 +113,7 @@ def read_stops(directory: Path) -> list[int]:
 
 
 def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
-    """Returns the tokens that added_tokens.json and tokenizer_config.json name, by their ids.
-
-    Raises:
-        InputError: for entries of another form.
-    """
+    """Returns the tokens that added_tokens.json and tokenizer_config.json name, by their ids."""
     tokens: dict[int, tokenizers.AddedToken] = {}
     try:
         for text, number in read_optional(directory / ADDED).items():

@@ -31,24 +31,14 @@ OWN, AUTO = "chat_template", "auto"
 
 
 class Part(NamedTuple):
-    """A stretch of text.
-
-    Attributes:
-        text: the text.
-        learn: whether a model shall learn to write it.
-    """
+    """A stretch of text, and whether a model shall learn to write it."""
 
     text: str
     learn: bool
 
 
 class Written(NamedTuple):
-    """A record as text.
-
-    Attributes:
-        parts: in order.
-        ends: whether the tokenizer's end token belongs behind it.
-    """
+    """A record as text: parts in order, and whether the tokenizer's end token belongs behind it."""
 
     parts: list[Part]
     ends: bool
@@ -142,7 +132,7 @@ class Template:
         tokenizer: Tokenizer | None = None,
         find_replies: bool = True,
     ) -> Written | Rendered:
-        """Returns a record as text.
+        """Returns a record as text: its parts, or the whole of the tokenizer's own chat template.
 
         Args:
             record: a text, which is returned as it is, or a record of `read_records`.
@@ -151,9 +141,6 @@ class Template:
             tokenizer: whose own chat template may write the record.
             find_replies: whether the spans of the replies are needed, which not every template
                 marks.
-
-        Returns:
-            The parts in order; of the tokenizer's own chat template the whole text.
 
         Raises:
             InputError: for a record that the template cannot write.
@@ -181,11 +168,7 @@ class Template:
         )
 
     def chat_format(self, tokenizer: Tokenizer | None) -> Turns | None:
-        """Returns the format that writes messages, or None for the tokenizer's own template.
-
-        Raises:
-            InputError: if there is neither.
-        """
+        """Returns the format that writes messages, or None for the tokenizer's own template."""
         if self.turns is not None:
             return self.turns
         if tokenizer is not None and tokenizer.chat_template is not None:

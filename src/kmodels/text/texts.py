@@ -10,11 +10,7 @@ from kmodels.data.pipeline.arrays import to_numpy
 
 
 def as_text(value: object) -> str:
-    """Returns the text of a string, UTF-8 bytes, or an array with one of these.
-
-    Raises:
-        InputError: for anything else.
-    """
+    """Returns the text of a string, UTF-8 bytes, or an array with one of these."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, bytes):
@@ -28,11 +24,7 @@ def as_text(value: object) -> str:
 
 
 def as_list(x: Any) -> Any:
-    """Returns lists, arrays and tensors of text as a list, and an array of one text as that text.
-
-    Raises:
-        InputError: for an array of other values, or of several axes.
-    """
+    """Returns lists, arrays and tensors of text as a list, and one text in an array as it is."""
     if isinstance(x, Sequence):
         return list(x)
     if type(x).__module__.startswith("pandas"):
@@ -54,11 +46,7 @@ def as_texts(x: object) -> tuple[list[str], bool]:
 
 
 def as_ids(ids: Any) -> Any:
-    """Returns ids as nested lists of ints, or one int.
-
-    Raises:
-        InputError: for anything but whole numbers.
-    """
+    """Returns ids as nested lists of ints, or one int."""
     if hasattr(ids, "to_list"):  # ragged, of TensorFlow
         return ids.to_list()
     if isinstance(ids, Mapping | str | bytes):

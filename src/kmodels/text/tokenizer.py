@@ -666,10 +666,7 @@ def add_named(
 ) -> None:
     """Adds tokens that settings name as transformers does: those it lacks get the next ids.
 
-    Args:
-        core: a tokenizer, which may have them already.
-        settings: content of tokenizer_config.json.
-        added: tokens of `added_tokens_decoder` by their ids, which take precedence.
+    Tokens of `added_tokens_decoder` by their ids, `added`, take precedence.
     """
     known = core.get_added_tokens_decoder().values()
     tokens = [token for _, token in sorted(added.items()) if token not in known]
@@ -697,15 +694,7 @@ def _add_tokens(
 
 
 def read_core(read: Callable[[], T], origin: object) -> T:
-    """Returns what `read` returns.
-
-    Args:
-        read: calls tokenizers with content of a file.
-        origin: names the file in errors.
-
-    Raises:
-        InputError: if tokenizers cannot read it.
-    """
+    """Returns what `read` returns; its errors name the file `origin` in one line."""
     return _in_one_line(read, f"{origin} holds no whole tokenizer", "; copy it again")
 
 

@@ -12,15 +12,10 @@ if TYPE_CHECKING:
 
 
 def tokenize(tokenizer: "keras.Layer", x: tf.Tensor) -> Any:
-    """Returns ids of symbolic texts.
+    """Returns ids of symbolic texts, a string tensor () or (B,).
 
-    Args:
-        tokenizer: a `Tokenizer`.
-        x: string tensor () or (B,).
-
-    Returns:
-        A tensor (T,), or a ragged one (B, None); dense (B, T) if the tokenizer gives rows of one
-        length.
+    Returns a tensor (T,), or a ragged one (B, None); dense (B, T) if the tokenizer gives rows of
+    one length.
     """
     x = tf.convert_to_tensor(x)
     if x.shape.rank not in (0, 1) or x.dtype != tf.string:

@@ -604,14 +604,10 @@ def _affine(
     column: Row = (1.0, 0.0, 0.0),
     row: Row = (0.0, 1.0, 0.0),
 ) -> np.ndarray:
-    """Returns each image after an affine map, by nearest pixels.
+    """Returns uint8 images (B, H, W, C) after an affine map, by nearest pixels.
 
-    Args:
-        images: uint8 (B, H, W, C).
-        fill: the colour of areas from outside of an image.
-        column: (a, b, c): the pixel at (x, y) comes from column a x + b y + c; a number or (B,)
-            each.
-        row: the same for its row.
+    The pixel at (x, y) comes from column a x + b y + c for `column` (a, b, c), a number or (B,)
+    each, and the same for its row; areas from outside of an image get the colour `fill`.
     """
     batch, height, width = images.shape[:3]
     y, x = np.arange(height)[None, :, None], np.arange(width)[None, None, :]

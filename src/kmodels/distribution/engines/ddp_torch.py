@@ -29,9 +29,7 @@ class DDPTrainer:
     def begin(self, model: keras.Model) -> None:
         """Checks a compiled model before its first step.
 
-        Raises:
-            InputError: for a loss that is not a mean over rows, or a model that differs between
-                processes.
+        Its loss must be a mean over rows, and the model the same in all processes.
         """
         for loss in _losses(model):
             if getattr(loss, "reduction", None) not in (*_MEANS, None):
@@ -68,10 +66,7 @@ class DDPTrainer:
     ) -> Any:
         """Returns the loss; its backward pass computes gradients of the mean loss of all processes.
 
-        Args:
-            loss: a scalar, the mean over the rows of this process.
-            variables: the variables to train.
-            optimizer: their optimizer.
+        The scalar is the mean over the rows of this process.
         """
         raise NotImplementedError
 

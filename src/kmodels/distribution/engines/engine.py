@@ -42,13 +42,7 @@ class Engine:
     ) -> None:
         """The part of `check` that is the same on every backend.
 
-        Args:
-            in_force: True if the mesh is still that of the backend.
-            model: a built model.
-            lies: returns True if a variable is on the mesh.
-
-        Raises:
-            InputError: if the mesh is not in force, or a variable is not on it.
+        The mesh must still be that of the backend, and each variable must lie on it.
         """
         if not in_force:
             raise InputError(
@@ -69,9 +63,7 @@ class Engine:
     def all_predictions(self, outputs: Tree, rows: int) -> Any:
         """Returns the outputs of all processes, in the order of the data.
 
-        Args:
-            outputs: nested arrays whose rows are those of this process.
-            rows: rows of a batch that each process feeds.
+        Nested arrays have the rows of this process, which feeds `rows` of each batch.
         """
         del rows
         return outputs

@@ -59,11 +59,8 @@ def devices() -> int:
 class BatchLayout(keras.distribution.TensorLayout):
     """A layout of rows over several mesh axes at once, which Keras' layouts do not support.
 
-    Args:
-        rank: rank of the array; a scalar is replicated.
-        axes: mesh axes over which the rows are sharded together, the first outermost.
-        device_mesh: the mesh.
-        tokens: mesh axis over which the second dimension is sharded, or None.
+    The first axis is the outermost. `tokens` shards the second dimension, if it is not None; a
+    scalar is replicated.
     """
 
     def __init__(
@@ -128,10 +125,9 @@ class Replicated(keras.distribution.DataParallel):
 class ShardedLayouts(keras.distribution.ModelParallel):
     """Variables are sharded by `layout.axes`, rows over `data` and `fsdp` together.
 
-    Tokens of arrays (rows, tokens) are sharded over `sequence`.
-
-    Keras' ModelParallel supports one axis for rows. With rows over `data` alone, all devices of an
-    `fsdp` axis would compute the same.
+    Tokens of arrays (rows, tokens) are sharded over `sequence`. Keras' ModelParallel supports one
+    axis for rows. With rows over `data` alone, all devices of an `fsdp` axis would compute the
+    same.
     """
 
     place = _placed

@@ -70,11 +70,7 @@ class TensorFlowEngine(Engine):
 
 
 def use(mesh: Mesh) -> TensorFlowEngine:
-    """Sets the strategy of this mesh for the process.
-
-    Raises:
-        InputError: for a mesh that shards weights, for several hosts, and inside another strategy.
-    """
+    """Sets the strategy of this mesh, of replicas on one host, for the process."""
     if mesh.size > mesh.data:
         raise InputError(
             f"the mesh {mesh} splits weights, which Keras' fit cannot on TensorFlow; give data "

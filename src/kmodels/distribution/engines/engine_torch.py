@@ -21,11 +21,7 @@ def devices() -> int:
 
 
 def use(mesh: Mesh) -> Engine:
-    """Puts a mesh over the processes of the run in force.
-
-    Raises:
-        InputError: for a mesh that leaves processes without work, or an axis that is not supported.
-    """
+    """Puts a mesh over the processes of the run in force; each of them takes part."""
     if mesh.size != devices():
         raise InputError(
             f"the mesh {mesh} leaves {devices() - mesh.size} of {devices()} processes without "

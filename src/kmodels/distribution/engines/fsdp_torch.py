@@ -158,16 +158,9 @@ class Root(torch.nn.Module):
 
 
 def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
-    """Shards all weights of a model over the last axis of a mesh.
+    """Shards all weights of a built model over the last axis of a mesh; returns their root.
 
-    Weights without values get them later.
-
-    Args:
-        model: a built `keras.Model`.
-        mesh: mesh of one axis, or of two, the first for copies (HSDP).
-
-    Returns:
-        The root of the groups, an `FSDPModule`.
+    A mesh of two axes has copies along the first (HSDP). Weights without values get them later.
 
     Raises:
         InputError: for weights that belong to several layers, or that cannot be sharded or reduced.
@@ -288,19 +281,14 @@ def _prefetch(layers: Sequence[Any], groups: Sequence[Any]) -> None:
 def place(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer shard the slots of sharded weights when it is built.
 
-    Args:
-        optimizer: an optimizer of any class whose slots have the shapes of the weights.
+    Its slots must have the shapes of the weights.
     """
     if not optimizer.built and "build" not in vars(optimizer):
         vars(optimizer)["build"] = functools.partial(_build, optimizer, optimizer.build)
 
 
 def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Sequence[Any]) -> None:
-    """`build(variables)`.
-
-    Raises:
-        InputError: for slots of other shapes.
-    """
+    """`build(variables)`, for slots of the shapes of the weights."""
     if optimizer.built:
         return
     if getattr(optimizer, "whole_matrices", False):
@@ -383,12 +371,7 @@ class FSDPEngine(DDPEngine):
 
 
 class FSDPTrainer(DDPTrainer):
-    """Training of a sharded model.
-
-    Args:
-        root: root of the groups, see `shard`.
-        model: the sharded model.
-    """
+    """Training of a sharded model, whose groups have one root, see `shard`."""
 
     def __init__(self, root: Any, model: keras.Model):
         self.root = root
@@ -407,11 +390,7 @@ class FSDPTrainer(DDPTrainer):
                 place(optimizer)
 
     def begin(self, model: keras.Model) -> None:
-        """See `DDPTrainer.begin`.
-
-        Raises:
-            InputError: also for weights that changed after sharding.
-        """
+        """See `DDPTrainer.begin`; weights that changed after sharding are refused too."""
         if new := [v.path for v in model.weights if not isinstance(v, ShardedVariable)]:
             raise InputError(
                 f"{len(new)} weights were made after plan.prepare: {', '.join(new[:4])}; call "

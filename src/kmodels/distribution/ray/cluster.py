@@ -50,14 +50,11 @@ def check_installed() -> None:
 
 @contextmanager
 def connected(needed: Mapping[str, float]) -> Iterator[Any]:
-    """Connects to a cluster inside the block, and yields the module `ray`.
+    """Connects to a cluster with the needed resources in the block; yields the module `ray`.
 
     If the process has called `ray.init`, its cluster is used, otherwise the one at RAY_ADDRESS. If
     that is not set, a cluster of this machine is started for the block, with its files in a
-    temporary folder.
-
-    Args:
-        needed: resources of all workers; a cluster of this machine declares that many CPUs.
+    temporary folder and as many CPUs as needed.
 
     Raises:
         InputError: if Ray is not installed, no cluster answers, or this machine has too few
@@ -114,11 +111,7 @@ def _folder() -> Iterator[str]:
 
 @contextmanager
 def _locked(folder: str | Path) -> Iterator[None]:
-    """Locks a folder.
-
-    Raises:
-        OSError: if another process has locked it.
-    """
+    """Locks a folder; raises OSError if another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,11 +141,7 @@ def _quiet(ray: ModuleType) -> dict[str, Any]:
 
 
 def _connect(ray: ModuleType) -> None:
-    """Connects to the cluster at RAY_ADDRESS.
-
-    Raises:
-        InputError: if none answers there.
-    """
+    """Connects to the cluster at RAY_ADDRESS."""
     try:
         ray.init(address=os.environ["RAY_ADDRESS"], **_quiet(ray))
     except (ConnectionError, RuntimeError, ValueError) as error:

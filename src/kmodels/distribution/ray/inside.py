@@ -30,8 +30,7 @@ ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
 class WorkerError(InputError):
     """An error of the work in one line, not caused by the loss of another worker.
 
-    Attributes:
-        stack: the stack trace, for unexpected errors.
+    `stack` is the stack trace of an unexpected one.
     """
 
     def __init__(self, line: str, stack: str = ""):

@@ -254,13 +254,7 @@ def _end_at_errors() -> Any:
 
 
 def _explain(error: Exception, storage: str, failures: str) -> InputError:
-    """Returns an error of Ray as one line.
-
-    Args:
-        error: an error of `fit` of a trainer.
-        storage: directory of the run.
-        failures: the allowed number of failures, as text.
-    """
+    """Returns an error of `fit` of a trainer as one line."""
     failure = getattr(error, "controller_failure", None) or error
     if isinstance(failure, InputError):
         explained = InputError(one_line(failure))

@@ -28,12 +28,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The return value of a worker that stopped after a signal.
-
-    Attributes:
-        signum: the signal.
-        message: message of the run.
-    """
+    """The return value of a worker that stopped after a signal, with the message of the run."""
 
     signum: int
     message: str
@@ -56,10 +51,6 @@ def wait(work: Callable[[], Any], key: str) -> Any:
 
     In the main thread, Ray ends a run at the first signal, without a checkpoint and with the exit
     code of success, so the function is called in another thread.
-
-    Args:
-        work: starts a run and waits for its end.
-        key: key of the run.
 
     Raises:
         Interrupted: after the second signal.

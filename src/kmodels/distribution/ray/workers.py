@@ -18,11 +18,9 @@ class WorkersBackend(Protocol):
         ...
 
     def config(self, resources: Mapping[str, float], seconds: float) -> Any:
-        """Returns the `ray.train.backend.BackendConfig` that joins the workers.
+        """Returns the `ray.train.backend.BackendConfig` that joins workers with these resources.
 
-        Args:
-            resources: resources of each worker, such as {"GPU": 1}.
-            seconds: time after which a worker that waits for others raises.
+        A worker that waits for others longer than these seconds raises.
         """
         ...
 
@@ -36,11 +34,7 @@ class WorkersBackend(Protocol):
 
 
 def workers_backend(backend: str) -> WorkersBackend:
-    """Returns the module of a backend, which may differ from that of this process.
-
-    Raises:
-        InputError: for an unknown backend, or one that is not installed.
-    """
+    """Returns the module of an installed backend, which may differ from that of this process."""
     if backend not in BACKENDS or importlib.util.find_spec(backend) is None:
         raise InputError(
             f"the backend of the workers is {backend!r}, which is unknown or not installed here; "
