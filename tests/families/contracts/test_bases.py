@@ -1,16 +1,16 @@
 """`from_preset` of the bases, as of keras-hub's: the class of the preset's family is found."""
 
-import subprocess
-import sys
-
 import pytest
 
 from arrays import assert_equal
+from forked_python import quick_python
 from kmodels import models, presets
 from kmodels.core.errors import InputError
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from public_models import CASES as CLASSES
+from public_models import MAE_DECODER
+from python_process import run_python
 
 # The class of a model that is saved, its preset and settings, and the classes that bases find.
 CASES = {
@@ -31,11 +31,11 @@ CASES = {
         {"ImageSegmenter": "EoMTImageSegmenter"},
     ),
     "detector": (
-        ("ViTObjectDetector", "vit_debug", {"num_classes": 3}),
+        ("ViTObjectDetector", "vit_debug", {"num_classes": 3, "num_decoder_layers": 1}),
         {"Task": "ViTObjectDetector", "ImageObjectDetector": "ViTObjectDetector"},
     ),
     "decoder of pixels": (
-        ("ViTMAEForPreTraining", "vit_debug", {}),
+        ("ViTMAEForPreTraining", "vit_debug", MAE_DECODER),
         {"Task": "ViTMAEForPreTraining", "TextEmbedder": None},
     ),
     "towers": (
@@ -153,6 +153,5 @@ def test_a_base_finds_the_class_in_a_process_that_has_loaded_no_model(tmp_path):
         "import sys, kmodels; from kmodels import presets; "
         "print(presets.class_of(sys.argv[1]).__name__)"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "it")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["NaFlexViTImageClassifier"]
+    done = run_python("-c", program, tmp_path / "it", python=quick_python())
+    assert done.stdout.split() == ["NaFlexViTImageClassifier"], done.stderr

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,9 +15,14 @@ from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageCl
 from refusals import refused
 from tolerances import tolerance
 
-VIT = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
+VIT: Any = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
 VIT |= {"hidden_dim": 16, "mlp_dim": 24}
-GEMMA = {"vocabulary_size": 50, "num_layers": 2, "num_query_heads": 2, "num_key_value_heads": 1}
+GEMMA: Any = {
+    "vocabulary_size": 50,
+    "num_layers": 2,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+}
 GEMMA |= {"hidden_dim": 16, "intermediate_dim": 32, "head_dim": 8}
 IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
 TOKENS = {
@@ -254,39 +260,47 @@ def test_weights_that_do_not_fit_are_refused_in_a_line(saved, loaded, message, t
 
 
 OTHERS = {
-    "wider": ({"hidden_dim": 32}, {}, r"kernel is \(.*, in the file \(", None),
-    "shallow": (
-        {"num_layers": 1},
-        {},
-        "file also holds layers/vi_t_backbone/.*_1/.* more",
-        "lacks",
-    ),
-    "deep": ({"num_layers": 3}, {}, "block_2/.*: the file holds nothing for it", None),
-    "scaled": ({"layer_scale": 0.1}, {}, r"scale is \(16,\), in the file missing", None),
-    "headless": ({}, {"num_classes": 0}, "the file also holds layers/dense/vars/0", "lacks"),
-    "wordy": ({}, {"num_classes": 5}, r"logits: kernel is \(16, 5\), in the file \(16, 3\)", None),
+    "wider": ({"hidden_dim": 32}, {}, r"kernel is \(.*, in the file \(", False),
+    "shallow": ({"num_layers": 1}, {}, "file also holds layers/vi_t_backbone/.*_1/.* more", True),
+    "deep": ({"num_layers": 3}, {}, "block_2/.*: the file holds nothing for it", False),
+    "scaled": ({"layer_scale": 0.1}, {}, r"scale is \(16,\), in the file missing", False),
+    "headless": ({}, {"num_classes": 0}, "the file also holds layers/dense/vars/0", True),
+    "wordy": ({}, {"num_classes": 5}, r"logits: kernel is \(16, 5\), in the file \(16, 3\)", False),
 }
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A classifier, and the files of its weights."""
+    model, folder = classifier(), tmp_path_factory.mktemp("written")
+    model.save_weights(folder / "m.weights.h5")
+    model.save_weights(folder / "m.weights.json", max_shard_size=1e-5)
+    model.save(folder / "m.keras")
+    return model, [folder / f"m.{kind}" for kind in ("weights.h5", "weights.json", "keras")]
+
+
 @pytest.mark.once
-@pytest.mark.parametrize("file", ["m.weights.h5", "m.weights.json", "m.keras"])
-@pytest.mark.parametrize(("sizes", "head", "message", "lacks"), OTHERS.values(), ids=OTHERS)
-def test_weights_of_another_model_are_refused_in_a_line(
-    sizes, head, message, lacks, file, tmp_path
-):
-    model, path = classifier(), tmp_path / file
-    if file.endswith(".json"):
-        model.save_weights(path, max_shard_size=1e-5)
-    else:
-        (model.save if file.endswith(".keras") else model.save_weights)(path)
+@pytest.mark.parametrize("case", OTHERS)
+def test_weights_of_another_model_are_refused_in_a_line(case, written):
+    (model, paths), (sizes, head, message, lacks) = written, OTHERS[case]
     other = ViTImageClassifier(ViTBackbone(**{**VIT, **sizes}), **{"num_classes": 3, **head})
     before = other.get_weights()
-    refused(f"does not fit the model: .*{message}", other.load_weights, path)
-    assert_equal(other.get_weights(), before)
-    if lacks:
-        other.load_weights(path, skip_mismatch=True)
-        assert_equal(other.backbone.blocks[0].weights, model.backbone.blocks[0].weights)
-    model.load_weights(path)
+    for path in paths:
+        refused(f"does not fit the model: .*{message}", other.load_weights, path)
+        assert_equal(other.get_weights(), before)
+        if lacks:
+            other.load_weights(path, skip_mismatch=True)
+            assert_equal(other.backbone.blocks[0].weights, model.backbone.blocks[0].weights)
+            other.set_weights(before)
+
+
+@pytest.mark.once
+def test_weights_of_the_same_model_are_read_from_each_file(written):
+    model, paths = written
+    for path in paths:
+        again = classifier()
+        again.load_weights(path)
+        check_bits(again, model)
 
 
 @pytest.mark.once

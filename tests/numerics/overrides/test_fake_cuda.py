@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from forked_python import quick_python
 from python_process import run_python
 
 FILE = Path(__file__).with_name("test_fake_cuda_torch.py")
@@ -22,5 +23,5 @@ def test_steps_on_cuda_without_numbers(request) -> None:
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--tb=short", FILE]
     if request.config.getoption("--nightly"):
         words.append("--nightly")
-    done = run_python(*words, seconds=3600, KMODELS_FAKE_CUDA="1")
+    done = run_python(*words, seconds=3600, python=quick_python(), KMODELS_FAKE_CUDA="1")
     assert done.returncode == 0, done.stdout[-6000:]

@@ -159,11 +159,11 @@ from kmodels import models
 
 keras.utils.set_random_seed(0)
 assert (type(keras.layers.Layer) is not type) == {nnx}
-lm = models.Gemma3CausalLM.from_preset("gemma3_debug", preprocessor=None)
+lm = models.Gemma3CausalLM.from_preset("gemma3_debug", num_layers=1, preprocessor=None)
 lm.backbone.enable_lora(2)
 ids = np.arange(20).reshape(2, 10)
 print(lm.fit(ids[:, :-1], ids[:, 1:], epochs=2, verbose=0).history["loss"])
-model = models.ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+model = models.ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=2)
 images = np.linspace(0, 1, 4 * 16 * 16 * 3, dtype="float32").reshape(4, 16, 16, 3)
 print(model.fit(images, np.arange(4) % 2, verbose=0).history["loss"])
 model.save("model.keras")
