@@ -308,6 +308,7 @@ ADAPTER: dict[str, Any] = {
     **{"rank_pattern": {"*": Needed(_RANK)}, "alpha_pattern": {"*": Needed(NUMBER)}},
     **_all(TEXTS, "target_modules exclude_modules target_parameters modules_to_save"),
     **_all(bool, "use_rslora use_dora ensure_weight_tying"),
+    "layers_to_transform": (COUNT, [COUNT]),
     "trainable_token_indices": ([TOKEN], {"*": Needed([TOKEN])}),
     "init_lora_weights": (bool, str),
     **_all(str, "bias peft_type"),

@@ -8,6 +8,7 @@ stay and be wrong.
 
 import hashlib
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +49,7 @@ from kmodels.weights import LazyArray, gather, write_safetensors
 from kmodels.weights.files import read_metadata, read_tensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
 
+log = logging.getLogger("kmodels")
 STEM = "adapter_model"
 CONFIG, WEIGHTS = "adapter_config.json", f"{STEM}.safetensors"
 HASH = "kmodels_sha256"
@@ -615,7 +617,8 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
         )
     if is_merged(model):
         raise InputError("the model has merged adapters; call unmerge_lora before load_adapter")
-    described = settings(read_json(directory / CONFIG), directory)
+    content = read_json(directory / CONFIG)
+    described = settings(content, directory)
     arrays = {name: tensor.read() for name, tensor in read_tensors(directory, STEM).items()}
     header = read_metadata(directory / WEIGHTS) if (directory / WEIGHTS).is_file() else {}
     if HASH in header and header[HASH] != described.hash(arrays):
@@ -629,6 +632,13 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
     fit = _match(model, others, described)
     if problems := [*problems, *fit.problems]:
         raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
+    if left_out := _left_out(content, arrays):
+        log.warning(
+            "%s holds adapters of %s, which its settings leave out; they are read, and PEFT would "
+            "leave them out",
+            directory,
+            ", ".join(left_out[:8]),
+        )
     for part in trained_parts(model):
         part.remove()
     put_adapters(getattr(model, "backbone", model), fit.chosen)
@@ -645,6 +655,29 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
         module = fit.modules[path]
         array = array.T if module.transposed(part) else array
         module.variable(part).assign(np.ascontiguousarray(array, "float32"))
+
+
+def _left_out(described: Mapping[str, Any], arrays: Iterable[str]) -> list[str]:
+    """Returns the modules with LoRA matrices that the settings of the file do not choose."""
+    ends = (f".{PARTS[0]}", f".{LOOKUP_PARTS[0]}")
+    names = {
+        name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in arrays if name.endswith(ends)
+    }
+    targets, layers = described.get("target_modules"), described.get("layers_to_transform")
+    if not targets or described.get("target_parameters"):  # whose wrappers have other names
+        return []
+
+    def named(targets: str | list[str] | None) -> set[str]:
+        if isinstance(targets, str):
+            return set(matching(targets, sorted(names)))
+        return {x for x in names if any(f".{x}".endswith(f".{end}") for end in targets or ())}
+
+    chosen = names if targets == "all-linear" else named(targets)
+    chosen = chosen - named(described.get("exclude_modules"))
+    if layers is not None:
+        blocks = {f".{i}." for i in (layers if isinstance(layers, list) else [layers])}
+        chosen = {x for x in chosen if any(block in f".{x}" for block in blocks)}
+    return sorted(names - chosen)
 
 
 @dataclass(frozen=True)

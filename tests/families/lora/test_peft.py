@@ -196,6 +196,25 @@ def test_files_that_mean_something_else_are_refused(adapter, plain, tmp_path, ch
     assert not adapters(plain)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, None),
+        ({"exclude_modules": "q_proj", "layers_to_transform": [0, 1, 2]}, None),
+        ({"exclude_modules": ["q_proj"]}, "layers.0.attention.q_proj"),
+        ({"exclude_modules": r".*\.0\..*"}, "layers.0.attention."),
+        ({"layers_to_transform": 1}, "layers.0.attention."),
+    ],
+)
+def test_modules_that_settings_leave_out_are_named(adapter, tmp_path, caplog, change, named):
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | change))
+    tiny().load_adapter(folder)
+    assert ("which its settings leave out" in caplog.text) == (named is not None)
+    assert named is None or f"holds adapters of {named}" in caplog.text
+
+
 def test_a_directory_without_one_of_its_files_is_refused(adapter, plain, tmp_path):
     folder = shutil.copytree(adapter, tmp_path / "adapter")
     for file in ("adapter_model.safetensors", "adapter_config.json"):
