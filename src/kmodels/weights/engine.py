@@ -109,7 +109,7 @@ def _match(
     wanted = (
         {path for path in by_path if not path.startswith(prefixes)} if prefixes else set(by_path)
     )
-    chosen, unused, shapes = [], [], []
+    chosen, unused, shapes, whole = [], [], [], []
     taken: set[str] = set()
     for name, rule in bind_sources(rules, source).items():
         if rule is None:
@@ -120,16 +120,23 @@ def _match(
             unused.append(name)
         else:
             taken.update(rule.targets)
-            if (expected := _source_shape(rule, by_path)) == source[name].shape:
-                chosen.append(rule)
-            else:
+            if (expected := _source_shape(rule, by_path)) != source[name].shape:
                 shapes.append(f"{name} is {source[name].shape}, the model needs {expected}")
+            elif source[name].dtype.kind in "iub" and _has_floats(by_path[rule.targets[0]]):
+                whole.append(f"{name} is {source[name].dtype}")
+            else:
+                chosen.append(rule)
     missing = [path for path in by_path if path in wanted - taken]
     return chosen, [
         *_listed("tensors without a variable", unused),
         *_listed("variables without a tensor", missing),
         *_listed("wrong shapes", shapes),
+        *_listed("tensors of whole numbers, which may be packed weights", whole),
     ]
+
+
+def _has_floats(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

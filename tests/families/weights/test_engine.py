@@ -64,6 +64,7 @@ def test_everything_wrong_is_listed_and_nothing_is_assigned(model):
     before = {path: values(x) for path, x in variables(model).items()}
     source = _file(1)
     source["head.weight"] = _lazy(np.zeros((4, 3), "float32"))
+    source["head.bias"] = _lazy(np.zeros(3, "uint8"))
     source["stray"] = source.pop("h.0.qkv.bias")
     source["h.7.qkv.bias"] = source["h.10.qkv.bias"]
     with pytest.raises(InputError) as raised:
@@ -73,6 +74,7 @@ def test_everything_wrong_is_listed_and_nothing_is_assigned(model):
     assert "2 tensors without a variable: stray, h.7.qkv.bias" in text
     assert "3 variables without a tensor: block_0_q/bias, block_0_k/bias, block_0_v/bias" in text
     assert "1 wrong shapes: head.weight is (4, 3), the model needs (3, 4)" in text
+    assert "1 tensors of whole numbers, which may be packed weights: head.bias is uint8" in text
     assert "\n" not in text
     after = {path: values(x) for path, x in variables(model).items()}
     assert all(after[path].tobytes() == x.tobytes() for path, x in before.items())
@@ -127,5 +129,6 @@ def test_names_match_as_a_whole():
     bound = bind_sources(
         RULES, ["h.12.qkv.bias", "xh.1.qkv.bias", "h.1.qkv.bias.x", "h.a.qkv.bias"]
     )
-    assert bound["h.12.qkv.bias"].targets[0] == "block_12_q/bias"
+    rule = bound["h.12.qkv.bias"]
+    assert rule is not None and rule.targets[0] == "block_12_q/bias"
     assert [name for name, rule in bound.items() if rule is None] == list(bound)[1:]
