@@ -97,6 +97,24 @@ def test_settings_mean_what_they_mean_in_transformers(references, tmp_path, capl
     assert "which kmodels does not" not in caplog.text
 
 
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("gemma", {}), ("qwen", {}), ("llama", {}), ("llama", {"tokenizer_class": "GPT2Tokenizer"})],
+)
+def test_a_file_without_a_post_processor_puts_nothing_around(references, tmp_path, name, more):
+    from transformers import AutoTokenizer
+
+    _folder(references, tmp_path, name, more)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": None}))
+    ours = TOKENIZERS[name][1].from_file(tmp_path)
+    expected = AutoTokenizer.from_pretrained(tmp_path).encode("a cat")
+    assert ours.encode("a cat") == expected
+    ours.save(tmp_path / "saved")
+    assert type(ours).from_file(tmp_path / "saved").encode("a cat") == expected
+
+
 SPECIAL = {
     "pad_token": "cat", "sep_token": {**CAT, "content": "<new>", "lstrip": True},
     "extra_special_tokens": ["the"],

@@ -188,6 +188,9 @@ class Tokenizer(Checked):
             return cls(core, **{**roles, **more})
         core = read_core(lambda: tokenizers.Tokenizer.from_file(str(limited(path))), path)
         check_ids(core.get_vocab(), path)
+        if core.post_processor is None and settings.get("tokenizer_class"):
+            # A class of transformers puts nothing around a text then, such as SmolLM's.
+            settings.setdefault("add_bos_token", False)
         add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)
 
