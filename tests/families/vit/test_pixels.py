@@ -63,7 +63,7 @@ def pictures():
 def read(folder, described, size=(24, 24)):
     (folder / "preprocessor_config.json").write_text(json.dumps(described))
     config = ViTConfig(image_shape=(*size, 3), patch_size=8)
-    return ViTImageClassifierPreprocessor(**huggingface_config.preprocessor(folder, config))
+    return ViTImageClassifierPreprocessor(**(huggingface_config.preprocessor(folder, config) or {}))
 
 
 def levels(preprocessor, image, expected):
@@ -120,7 +120,7 @@ def test_pixels_are_those_of_timm(share, mode, size):
     told["mean"] = [0.2, 0.4, 0.75]
     described = {"pretrained_cfg": told}
     file = weights_timm.TimmFile(Path("x"), described, given, "vit_tiny_patch16_224", None, {})
-    ours = ViTImageClassifierPreprocessor(**file.preprocessor(config))
+    ours = ViTImageClassifierPreprocessor(**(file.preprocessor(config) or {}))
     resolved = data.resolve_data_config({"input_size": (3, *size)}, pretrained_cfg=told)
     theirs = data.create_transform(**resolved, is_training=False)
     for image in pictures():
@@ -252,6 +252,7 @@ IGNORED = [
         for kind in ("EfficientNet", "ConvNext", "Levit", "Donut")
     ),
     ({"size": 24, "default_to_square": False}, "size=24 without do_center_crop"),
+    ({"size": 24, "image_processor_type": "SiglipImageProcessor"}, "size=24 without do_center"),
     ({"size": {"height": 32, "width": 32}}, "makes images of 32 x 32 pixels.*24 x 24"),
     (
         {**SEGMENTER, "size": {"height": 32, "width": 32}},

@@ -66,13 +66,13 @@ DEFAULTS = {
     "Beit": _defaults(HALF, 3),
     "Bit": _defaults(OF_CLIP, 3, crops=True),
     "CLIP": _defaults(OF_CLIP, 3, crops=True),
-    "Siglip": _defaults(HALF, 3),
+    "Siglip": _defaults(HALF, 3, {"height": 224, "width": 224}),
     "Siglip2": _defaults(HALF, 2),
     "DINOv3ViT": _defaults(IMAGENET, 2),
     "Eomt": _defaults(IMAGENET, 2, 640),
 }
 # Kinds whose size is that of the shorter side if it is one number.
-SHORTEST = ("Bit", "CLIP")
+SHORTEST = ("Bit", "CLIP", "Siglip")
 # Settings that are read, those without effect here, and those that must be off.
 READ = {
     *("crop_size", "default_to_square", "do_center_crop", "do_normalize", "do_rescale"),
