@@ -525,7 +525,8 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         config = {**config, **self._as_given}
         if self.optimizer is None:
             return config
-        settings = config["optimizer"]
+        # Keras removes the optimizer from these arguments once it has written a .h5 file.
+        settings = config.get("optimizer", self.optimizer)
         if not isinstance(settings, dict):
             settings = keras.optimizers.serialize(keras.optimizers.get(settings))
         # Keras ignores "built", also if `clone_model` gives the arguments to a plain model.

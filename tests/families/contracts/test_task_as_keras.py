@@ -105,15 +105,15 @@ def test_by_place_is_by_name(capsys):
 
 def assert_a_batch_is_a_fit(by_fit, by_batch, *given):
     """All samples of `given` are one batch."""
-    at = {"atol": tolerance("losses")}
+    atol = tolerance("losses")
     wanted = by_fit.fit(*given, batch_size=6, verbose=0, shuffle=False).history
     logs = by_batch.train_on_batch(*given, return_dict=True)
     for name, value in logs.items():
-        np.testing.assert_allclose(value, wanted[name][0], **at)
+        np.testing.assert_allclose(value, wanted[name][0], atol=atol)
     for one, other in zip(by_batch.variables, by_fit.variables, strict=True):
-        np.testing.assert_allclose(to_numpy(one.value), to_numpy(other.value), **at)
+        np.testing.assert_allclose(to_numpy(one.value), to_numpy(other.value), atol=atol)
     evaluated = by_fit.evaluate(*given, batch_size=6, verbose=0)
-    np.testing.assert_allclose(by_batch.test_on_batch(*given), evaluated, **at)
+    np.testing.assert_allclose(by_batch.test_on_batch(*given), evaluated, atol=atol)
     predicted = by_fit.predict(given[0], batch_size=6, verbose=0)
     found = by_batch.predict_on_batch(given[0])
     np.testing.assert_allclose(found, predicted, atol=tolerance("logits"))
@@ -213,6 +213,9 @@ def test_compile_settings_travel_in_a_keras_file(tmp_path):
     assert again.generator.sampler == named.generator.sampler
     assert again.generator.jit_compile is False
     assert [metric.name for metric in again.metrics] == [metric.name for metric in named.metrics]
+    settings = lm.get_compile_config()
+    lm.save(tmp_path / "lm.h5")
+    assert lm.get_compile_config() == settings
 
 
 def test_a_loss_of_probabilities_meets_logits():
