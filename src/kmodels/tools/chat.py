@@ -161,8 +161,6 @@ def open_conversation(
     """
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--num-assistant-tokens", num_assistant_tokens)
-    if assistant is None and num_assistant_tokens != ASSISTANT_TOKENS:
-        raise InputError("--num-assistant-tokens has no effect without --assistant; leave it out")
     if prompt_lookup_num_tokens is not None:
         check_whole("--prompt-lookup-num-tokens", prompt_lookup_num_tokens)
         if assistant is not None:

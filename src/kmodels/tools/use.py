@@ -474,6 +474,8 @@ def chat(
     """Chat with a model; through a pipe, each line is a question."""
     from kmodels.tools import chat as chats
 
+    if assistant is None:
+        refuse_idle(context, ("num_assistant_tokens",), "without --assistant")
     opened = chats.open_conversation(
         model_in(model),
         chats.say,

@@ -248,8 +248,11 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
             [folder, *both],
             "--assistant and --prompt-lookup-num-tokens exclude each other; give one of them",
         ),
-        ([folder, "--num-assistant-tokens", "0"], "--num-assistant-tokens is 0; give at least 1"),
-        ([folder, "--num-assistant-tokens", "2"], "has no effect without --assistant; leave it"),
+        (
+            [folder, "--assistant", folder, "--num-assistant-tokens", "0"],
+            "--num-assistant-tokens is 0; give at least 1",
+        ),
+        ([folder, "--num-assistant-tokens", "5"], "has no effect without --assistant; leave it"),
         ([folder, "--prompt-lookup-num-tokens", "0"], "--prompt-lookup-num-tokens is 0; give at"),
         (
             [folder, "--top-p", "0.5", "--temperature", "0"],

@@ -82,9 +82,10 @@ def test_openxla_needs_torchax_which_may_be_elsewhere(there, monkeypatch):
     assert rows == ["torch · float32 · none · override"]
     assert notes[0].startswith("left out: openxla needs torchax; make an environment for it")
     refused("openxla needs torchax", labels, backends="torch", compile=("openxla",))
-    settings = {"backends": "torch", "compile": ("none", "openxla")}
-    for more in ({"python": ("openxla=/there",)}, {}):
-        found, notes = bench.make_cases(BenchOptions("vit_debug", **settings, **more))
+    modes = ("none", "openxla")
+    for python in (("openxla=/there",), ()):
+        options = BenchOptions("vit_debug", backends="torch", compile=modes, python=python)
+        found, notes = bench.make_cases(options)
         assert [row.compile for row in found] == ["none", "openxla"]
         assert found[1].python == "/there" != found[0].python
         assert found[1].hidden == ["tensorflow"]
@@ -110,6 +111,7 @@ def test_openxla_needs_torchax_which_may_be_elsewhere(there, monkeypatch):
         ({"threads": 10_000}, "threads is 10000; this process may use"),
         ({"python": ("openxla",)}, "the interpreter 'openxla' is not NAME=PATH"),
         ({"python": ("mxnet=/x",)}, "the interpreter 'mxnet=/x' is not NAME=PATH"),
+        ({"python": ("openxla=/x",)}, "--python openxla=/x has no effect: openxla is not compared"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, message):

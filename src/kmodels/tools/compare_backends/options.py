@@ -154,9 +154,10 @@ class BenchOptions(ModelOptions):
         """Returns interpreters by backend or mode; the flag takes precedence over the environment.
 
         Raises:
-            InputError: for an entry that is not NAME=PATH.
+            InputError: for an entry that is not NAME=PATH, or a flag for what is not compared.
         """
         names = {*BACKENDS, OPENXLA}
+        compared = {*(self.named or BACKENDS), *self.compile}
         paths = {}
         for entry in (*listed(os.environ.get(ENVIRONMENT, "")), *self.python):
             name, equals, path = entry.partition("=")
@@ -165,6 +166,8 @@ class BenchOptions(ModelOptions):
                     f"the interpreter {entry!r} is not NAME=PATH, where NAME is one of "
                     f"{', '.join(sorted(names))}"
                 )
+            if name not in compared and entry in self.python:
+                raise InputError(f"--python {entry} has no effect: {name} is not compared")
             paths[name] = os.path.expanduser(path)
         return paths
 
