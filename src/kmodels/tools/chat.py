@@ -30,7 +30,6 @@ COMMANDS = {
     "/help": "lists the commands",
 }
 PROMPT = "> "
-STOPPED = 130
 
 
 @dataclass
@@ -228,11 +227,7 @@ def run(conversation: Conversation) -> int:
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _on_terminal(conversation, Console(highlight=False, markup=False, emoji=False))
-    try:
-        return _through_pipe(conversation)
-    except KeyboardInterrupt:
-        say("stopped")
-        return STOPPED
+    return _through_pipe(conversation)
 
 
 def _through_pipe(conversation: Conversation) -> int:

@@ -42,7 +42,11 @@ class BackendCommand(GroupedCommand):
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, or raises `InputError` if Keras cannot use the backend."""
         check_backend()
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("kmodels: stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
 
 
 command = functools.partial(app.command, cls=BackendCommand)
@@ -364,9 +368,6 @@ def bench(
         for line in error.lines:
             print(f"kmodels: refused: {line}", file=sys.stderr)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        print("kmodels: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
     reports.show(result, Console(markup=False, emoji=False))
     for path in reports.write(result, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
@@ -426,11 +427,7 @@ def parity(
     presets = (preset, preset_b or preset)
     left, right = map(parities.Side, names, presets, precisions, paths)
     options = _options(context, parities.ParityOptions, left=left, right=right)
-    try:
-        result = shown(parities.run(options))
-    except KeyboardInterrupt:
-        print("kmodels: stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
+    result = shown(parities.run(options))
     _end_parity(result, out)
 
 

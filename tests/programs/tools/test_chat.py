@@ -115,8 +115,8 @@ def test_on_a_terminal(tiny, monkeypatch):
     assert talk.messages == [] and "a new chat" in shown
 
 
-def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch):
-    model, _ = tiny
+def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch, capsys):
+    model, folder = tiny
     talk = Conversation(model, max_new_tokens=40)
     pieces = []
 
@@ -140,8 +140,10 @@ def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch):
     monkeypatch.setattr(model, "chat", interrupted)
     shown = on_terminal(talk, monkeypatch, "And again")
     assert "(stopped)" in shown and talk.messages == kept
+    monkeypatch.setattr(type(model), "chat", interrupted)
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
-    assert chat.run(talk) == chat.STOPPED
+    assert run(folder) == 130
+    assert capsys.readouterr().err.endswith("\nkmodels: stopped\n")
 
 
 def test_a_reply_at_the_limit_and_one_that_the_template_refuses(tiny, monkeypatch):
