@@ -15,7 +15,7 @@ from kmodels.layers import Dense
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderBlock
 from kmodels.models.blocks.encoder_config import GELUS, TextEncoderConfig, check_gelu, config_field
-from kmodels.models.blocks.hub_order import in_own_order
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages
 from kmodels.models.blocks.inputs import OptionalInputs, Reordered
@@ -99,15 +99,10 @@ class CLIPVisionEncoder(ViTBackbone):
     """CLIP's vision tower without its projection (Radford et al. 2021).
 
     Args:
-        patch_size: side of the square patches, in pixels.
-        hidden_dim: width of the tokens.
-        num_layers: blocks.
-        num_heads: attention heads.
         intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "quick_gelu", "gelu" or "gelu_approximate".
         intermediate_output_index: None; `intermediates` returns the output of each block.
-        image_shape: (height, width, channels) in pixels.
-        **fields: of `ViTBackbone` and `ViTConfig`.
+        **fields: of `ViTBackbone` and `ViTConfig`; `patch_size` is 32 by default.
 
     Raises:
         InputError: for another activation, or an `intermediate_output_index`.
@@ -116,17 +111,16 @@ class CLIPVisionEncoder(ViTBackbone):
     named_inputs = True
     intermediate_dim = config_field("mlp_dim")
 
-    @in_own_order("data_format", "dtype", "name")
+    @in_order(
+        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
+        *("intermediate_activation", "intermediate_output_index", "image_shape", "data_format"),
+        *("dtype", "name"),
+    )
     def __init__(
         self,
-        patch_size: int | Sequence[int] = 32,
-        hidden_dim: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
         intermediate_dim: int = 3072,
         intermediate_activation: str = "quick_gelu",
         intermediate_output_index: None = None,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
@@ -136,10 +130,7 @@ class CLIPVisionEncoder(ViTBackbone):
                 "the output of a block from intermediates(images)"
             )
         defaults: dict[str, Any] = {
-            "patch_size": patch_size,
-            "hidden_dim": hidden_dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
+            "patch_size": 32,
             "mlp_dim": intermediate_dim,
             "approximate_gelu": GELUS[intermediate_activation],
             "layer_norm_epsilon": 1e-5,
@@ -147,7 +138,7 @@ class CLIPVisionEncoder(ViTBackbone):
             "pre_norm": True,
             "position_interpolation": "bicubic",
         }
-        super().__init__(image_shape, **{**defaults, **fields})
+        super().__init__(**{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from kmodels.core.types import Tensor
 from kmodels.layers import Dense
 from kmodels.models.blocks.encoder_block import EncoderBlock
 from kmodels.models.blocks.encoder_config import GELUS, TextEncoderConfig, check_gelu, config_field
-from kmodels.models.blocks.hub_order import in_order, in_own_order
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages
 from kmodels.models.blocks.sizes import encoder
@@ -124,14 +124,8 @@ class SigLIPVisionEncoder(ViTBackbone):
     """SigLIP's vision tower with its attention pooling (Zhai et al. 2023).
 
     Args:
-        patch_size: side of the square patches, in pixels.
-        hidden_dim: width of the tokens.
-        num_layers: blocks.
-        num_heads: attention heads.
         intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
-        layer_norm_epsilon: epsilon of the norms.
-        image_shape: (height, width, channels) in pixels.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
     Call:
@@ -145,32 +139,25 @@ class SigLIPVisionEncoder(ViTBackbone):
     intermediate_dim = config_field("mlp_dim")
     own_parts = ("pooling/",)
 
-    @in_own_order("data_format", "dtype", "name")
+    @in_order(
+        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
+        *("intermediate_activation", "layer_norm_epsilon", "image_shape", "data_format"),
+        *("dtype", "name"),
+    )
     def __init__(
         self,
-        patch_size: int | Sequence[int] = 16,
-        hidden_dim: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
         intermediate_dim: int = 3072,
         intermediate_activation: str = "gelu_approximate",
-        layer_norm_epsilon: float = 1e-6,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
         defaults: dict[str, Any] = {
-            "patch_size": patch_size,
-            "hidden_dim": hidden_dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
             "mlp_dim": intermediate_dim,
             "approximate_gelu": GELUS[intermediate_activation],
-            "layer_norm_epsilon": layer_norm_epsilon,
             "use_class_token": False,
             "position_interpolation": "bicubic",
         }
-        super().__init__(image_shape, **{**defaults, **fields})
+        super().__init__(**{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

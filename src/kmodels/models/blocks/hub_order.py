@@ -27,17 +27,6 @@ def in_order(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def in_own_order(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """`in_order` with the parameters of the `__init__` itself, followed by `more`."""
-
-    def decorate(init: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(init).parameters.values()
-        names = [p.name for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-        return in_order(*names[1:], *more)(init)
-
-    return decorate
-
-
 def by_name(
     owner: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:

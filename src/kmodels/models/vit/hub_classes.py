@@ -11,7 +11,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.encoder_config import GELUS, config_field
-from kmodels.models.blocks.hub_order import in_order, in_own_order
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor, ViTImageConverter
@@ -23,11 +23,6 @@ class DeiTBackbone(ViTBackbone):
     """A ViT with a distillation token (Touvron et al. 2021).
 
     Args:
-        image_shape: (height, width, channels) in pixels.
-        patch_size: side of the square patches, in pixels.
-        num_layers: blocks.
-        num_heads: attention heads.
-        hidden_dim: width of the tokens.
         intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
@@ -37,28 +32,14 @@ class DeiTBackbone(ViTBackbone):
 
     intermediate_dim = config_field("mlp_dim")
 
-    @in_own_order(
-        "dropout_rate",
-        "attention_dropout",
-        "layer_norm_epsilon",
-        "use_mha_bias",
-        "data_format",
-        "dtype",
+    @in_order(
+        *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
+        *("intermediate_dim", "dropout_rate", "attention_dropout", "layer_norm_epsilon"),
+        *("use_mha_bias", "data_format", "dtype"),
     )
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
-        patch_size: int | Sequence[int] = 16,
-        num_layers: int = 12,
-        num_heads: int = 12,
-        hidden_dim: int = 768,
-        intermediate_dim: int = 3072,
-        **fields: Any,
-    ):
+    def __init__(self, intermediate_dim: int = 3072, **fields: Any):
         defaults = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
-        defaults["position_interpolation"] = "bicubic"
-        defaults |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
-        super().__init__(image_shape, **{**defaults, "hidden_dim": hidden_dim, **fields})
+        super().__init__(**{**defaults, "position_interpolation": "bicubic", **fields})
         if not self.config.use_distillation_token:
             raise InputError("DeiTBackbone has a distillation token; without it take ViTBackbone")
 
@@ -73,14 +54,13 @@ class PyramidBackbone(ViTBackbone):
 
     Args:
         apply_layernorm: applies the final norm to each of `pyramid_outputs`.
-        image_shape: (height, width, channels) in pixels.
         **fields: of `ViTBackbone` and `ViTConfig`.
     """
 
     named_inputs = True
 
-    def __init__(self, apply_layernorm: bool, image_shape: tuple[int, int, int], **fields: Any):
-        super().__init__(image_shape, **fields)
+    def __init__(self, apply_layernorm: bool = False, **fields: Any):
+        super().__init__(**fields)
         self.apply_layernorm = apply_layernorm
 
     @property
@@ -104,23 +84,14 @@ class DINOV2Backbone(PyramidBackbone):
     """A ViT with layer scale, and optional registers or SwiGLU (Oquab et al. 2023).
 
     Args:
-        patch_size: side of the square patches, in pixels.
-        num_layers: blocks.
-        hidden_dim: width of the tokens.
-        num_heads: attention heads.
         intermediate_dim: width of the MLP; SwiGLU uses two thirds of it.
         layer_scale_init_value: initial value of the residual scales.
-        num_register_tokens: number of learned register tokens.
-        use_mask_token: keeps the mask token of the pretraining.
-        use_swiglu_ffn: SwiGLU instead of GELU.
-        dropout_rate: as in `ViTConfig`, and also of the attention weights.
-        drop_path_rate: stochastic depth of the last block.
-        image_shape: (height, width, channels) in pixels.
         position_embedding_shape: must be `image_shape`, or None: the table is of the size of the
             images, and files are resized when they are read.
         antialias_in_interpolation: how files are resized.
-        apply_layernorm: applies the final norm to each of `pyramid_outputs`.
-        **fields: of `ViTBackbone` and `ViTConfig`.
+        **fields: of `ViTBackbone` and `ViTConfig`, and `apply_layernorm`, which applies the final
+            norm to each of `pyramid_outputs`. By default `patch_size` is 14, `use_mask_token` is
+            True, and `dropout_rate` is also that of the attention weights.
 
     Attributes:
         pyramid_outputs: symbolic outputs by name: "stem", "stage1", "stage2", ...
@@ -129,52 +100,38 @@ class DINOV2Backbone(PyramidBackbone):
         InputError: for a table of positions of another size.
     """
 
-    @in_own_order("data_format", "dtype", "name")
+    @in_order(
+        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
+        *("layer_scale_init_value", "num_register_tokens", "use_mask_token", "use_swiglu_ffn"),
+        *("dropout_rate", "drop_path_rate", "image_shape", "position_embedding_shape"),
+        *("antialias_in_interpolation", "apply_layernorm", "data_format", "dtype", "name"),
+    )
     def __init__(
         self,
-        patch_size: int | Sequence[int] = 14,
-        num_layers: int = 12,
-        hidden_dim: int = 768,
-        num_heads: int = 12,
         intermediate_dim: int = 3072,
         layer_scale_init_value: float = 1.0,
-        num_register_tokens: int = 0,
-        use_mask_token: bool = True,
-        use_swiglu_ffn: bool = False,
-        dropout_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
         position_embedding_shape: Sequence[int] | None = None,
         antialias_in_interpolation: bool = False,
-        apply_layernorm: bool = False,
         **fields: Any,
     ):
-        if position_embedding_shape is not None and tuple(position_embedding_shape[:2]) != tuple(
-            image_shape[:2]
-        ):
-            raise InputError(
-                f"position_embedding_shape is {tuple(position_embedding_shape)}; the table has the "
-                f"size of the images, {tuple(image_shape)}: leave it out, files are resized when "
-                "they are read"
-            )
+        gated, smooth = fields.get("use_swiglu_ffn", False), antialias_in_interpolation
         defaults: dict[str, Any] = {
-            "patch_size": patch_size,
-            "num_layers": num_layers,
-            "hidden_dim": hidden_dim,
-            "num_heads": num_heads,
-            "mlp_dim": gated_dim(intermediate_dim, 1) if use_swiglu_ffn else intermediate_dim,
+            "image_shape": (224, 224, 3),
+            "patch_size": 14,
+            "mlp_dim": gated_dim(intermediate_dim, 1) if gated else intermediate_dim,
             "layer_scale": layer_scale_init_value,
-            "num_register_tokens": num_register_tokens,
-            "use_mask_token": use_mask_token,
-            "use_swiglu_ffn": use_swiglu_ffn,
-            "dropout_rate": dropout_rate,
-            "attention_dropout": dropout_rate,
-            "drop_path_rate": drop_path_rate,
-            "position_interpolation": (
-                "bicubic_antialias" if antialias_in_interpolation else "bicubic"
-            ),
+            "use_mask_token": True,
+            "attention_dropout": fields.get("dropout_rate", 0.0),
+            "position_interpolation": "bicubic_antialias" if smooth else "bicubic",
         }
-        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
+        fields = {**defaults, **fields}
+        images, table = tuple(fields["image_shape"]), position_embedding_shape
+        if table is not None and tuple(table[:2]) != images[:2]:
+            raise InputError(
+                f"position_embedding_shape is {tuple(table)}; the table has the size of the "
+                f"images, {images}: leave it out, files are resized when they are read"
+            )
+        super().__init__(**fields)
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
@@ -187,28 +144,14 @@ class DINOV3Backbone(PyramidBackbone):
     """A ViT with rotary instead of learned positions (Simeoni et al. 2025).
 
     Args:
-        patch_size: side of the square patches, in pixels.
-        num_layers: blocks.
-        hidden_dim: width of the tokens.
-        num_heads: attention heads.
         intermediate_dim: width of the MLP.
         layer_scale_init_value: initial value of the residual scales.
-        num_register_tokens: number of learned register tokens.
-        use_mask_token: keeps the mask token of the pretraining.
         hidden_activation: "gelu", "gelu_approximate" or "quick_gelu"; with `use_gated_mlp` "silu".
         use_gated_mlp: SwiGLU instead of GELU.
-        use_query_bias: bias of the query projection.
-        use_key_bias: bias of the key projection, which Meta's checkpoints lack.
-        use_value_bias: bias of the value projection.
-        use_proj_bias: bias of the output projection.
-        use_mlp_bias: biases of the MLP.
-        attention_dropout: on the attention weights.
-        drop_path_rate: stochastic depth of the last block.
         layer_norm_eps: epsilon of the norms, the `layer_norm_epsilon` of `ViTConfig`.
-        image_shape: (height, width, channels) in pixels.
-        rope_theta: base of the rotary embedding.
-        apply_layernorm: applies the final norm to each of `pyramid_outputs`.
-        **fields: of `ViTBackbone` and `ViTConfig`.
+        **fields: of `ViTBackbone` and `ViTConfig`, and `apply_layernorm`, which applies the final
+            norm to each of `pyramid_outputs`. By default there are four register tokens, a mask
+            token, a `rope_theta` of 100, and images of 518 x 518 pixels.
 
     Attributes:
         pyramid_outputs: symbolic outputs by name: "stem", "stage1", "stage2", ...
@@ -226,30 +169,20 @@ class DINOV3Backbone(PyramidBackbone):
     use_gated_mlp = config_field("use_swiglu_ffn")
     layer_norm_eps = config_field("layer_norm_epsilon")
 
-    @in_own_order("data_format", "dtype", "name")
+    @in_order(
+        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
+        *("layer_scale_init_value", "num_register_tokens", "use_mask_token", "hidden_activation"),
+        *("use_gated_mlp", "use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias"),
+        *("use_mlp_bias", "attention_dropout", "drop_path_rate", "layer_norm_eps", "image_shape"),
+        *("rope_theta", "apply_layernorm", "data_format", "dtype", "name"),
+    )
     def __init__(
         self,
-        patch_size: int | Sequence[int] = 16,
-        num_layers: int = 12,
-        hidden_dim: int = 768,
-        num_heads: int = 12,
         intermediate_dim: int = 3072,
         layer_scale_init_value: float = 1.0,
-        num_register_tokens: int = 4,
-        use_mask_token: bool = True,
         hidden_activation: str = "gelu",
         use_gated_mlp: bool = False,
-        use_query_bias: bool = True,
-        use_key_bias: bool = True,
-        use_value_bias: bool = True,
-        use_proj_bias: bool = True,
-        use_mlp_bias: bool = True,
-        attention_dropout: float = 0.0,
-        drop_path_rate: float = 0.0,
         layer_norm_eps: float = 1e-5,
-        image_shape: tuple[int, int, int] = (518, 518, 3),
-        rope_theta: float = 100.0,
-        apply_layernorm: bool = False,
         **fields: Any,
     ):
         known = ("silu",) if use_gated_mlp else tuple(GELUS)
@@ -259,28 +192,18 @@ class DINOV3Backbone(PyramidBackbone):
                 f"choose one of {', '.join(known)}"
             )
         defaults: dict[str, Any] = {
-            "patch_size": patch_size,
-            "num_layers": num_layers,
-            "hidden_dim": hidden_dim,
-            "num_heads": num_heads,
+            "image_shape": (518, 518, 3),
             "mlp_dim": intermediate_dim,
             "layer_scale": layer_scale_init_value,
-            "num_register_tokens": num_register_tokens,
-            "use_mask_token": use_mask_token,
+            "num_register_tokens": 4,
+            "use_mask_token": True,
             "approximate_gelu": GELUS.get(hidden_activation, False),
             "use_swiglu_ffn": use_gated_mlp,
-            "use_query_bias": use_query_bias,
-            "use_key_bias": use_key_bias,
-            "use_value_bias": use_value_bias,
-            "use_proj_bias": use_proj_bias,
-            "use_mlp_bias": use_mlp_bias,
-            "attention_dropout": attention_dropout,
-            "drop_path_rate": drop_path_rate,
             "layer_norm_epsilon": layer_norm_eps,
-            "rope_theta": rope_theta,
+            "rope_theta": 100.0,
             "use_position_embedding": False,
         }
-        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
+        super().__init__(**{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

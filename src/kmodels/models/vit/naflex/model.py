@@ -6,7 +6,7 @@ Differences from `ViTBackbone`, whose variable names it shares:
 - patches attend to patches of their own image only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import keras
@@ -18,6 +18,7 @@ from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import LAYOUT, Block
 from kmodels.models.vit.naflex.layers import (
@@ -227,14 +228,8 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
     """SigLIP 2's vision tower for images of any aspect ratio, with its attention pooling.
 
     Args:
-        patch_size: side of the square patches, in pixels.
-        hidden_dim: width of the tokens.
-        num_layers: blocks.
-        num_heads: attention heads.
         intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
-        layer_norm_epsilon: epsilon of the norms.
-        image_shape: (height, width, channels) of the images that the table of positions is of.
         **fields: of `NaFlexViTBackbone` and `ViTConfig`.
 
     Call:
@@ -252,30 +247,23 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
     by_image = True
     pools = True
 
+    @in_order(
+        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
+        *("intermediate_activation", "layer_norm_epsilon", "image_shape"),
+    )
     def __init__(
         self,
-        patch_size: int | Sequence[int] = 16,
-        hidden_dim: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
         intermediate_dim: int = 3072,
         intermediate_activation: str = "gelu_approximate",
-        layer_norm_epsilon: float = 1e-6,
-        image_shape: tuple[int, int, int] = (256, 256, 3),
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
         defaults: dict[str, Any] = {
-            "patch_size": patch_size,
-            "hidden_dim": hidden_dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
             "mlp_dim": intermediate_dim,
             "approximate_gelu": GELUS[intermediate_activation],
-            "layer_norm_epsilon": layer_norm_epsilon,
             "position_interpolation": "bilinear_antialias",
         }
-        super().__init__(image_shape, **{**defaults, **fields})
+        super().__init__(**{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
