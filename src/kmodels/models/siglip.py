@@ -24,8 +24,6 @@ from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder import TextEncoderBackbone
 from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
 from kmodels.models.blocks.tokenizer import LayerTokenizer
-from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.registry import Family
 from kmodels.text import Tokenizer, sentencepiece
@@ -138,6 +136,7 @@ class SigLIPVisionEncoder(ViTBackbone):
     named_inputs = True
     intermediate_dim = config_field("mlp_dim")
     own_parts = ("pooling/",)
+    pools = True
 
     @in_order(
         *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
@@ -163,11 +162,6 @@ class SigLIPVisionEncoder(ViTBackbone):
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
         """Returns True for presets of SigLIP and SigLIP 2."""
         return name.startswith("siglip")
-
-    @staticmethod
-    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
-        """Returns the attention pooling."""
-        return [Pooling("map", config, name="pooling", dtype=policy)]
 
 
 # === Text ===

@@ -1,7 +1,7 @@
 """Base of image classifiers: the head, defaults of `compile`, class names, a new head."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -12,7 +12,9 @@ from kmodels.core.types import ActivationLike, Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.decoding import is_picture
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers import block_compile as compiling
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import NamedClasses, best, check_class_names
+from kmodels.models.blocks.preprocessing import Preprocessor
 from kmodels.models.vit.layers import Pooling
 from kmodels.task import Backbone, Compiled, Task, is_auto
 from kmodels.training.loop import like
@@ -22,12 +24,17 @@ from kmodels.weights.rules import PROBLEM_TYPES
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
 
+# timm's name for the mean over the patches.
+ALSO = {"avg": "gap"}
+
+
 class Head:
     """The layers from tokens to logits, and the settings that describe them.
 
     Args:
         pool: class of the layer that pools them.
-        head_dtype: as in `ViTImageClassifier`, like the settings.
+        policy: policy of the layers.
+        settings: of the task, see `ImageClassifier`.
 
     Raises:
         InputError: for another number of names than of classes, or an unknown problem_type.
@@ -37,37 +44,28 @@ class Head:
         self,
         backbone: Backbone,
         pool: type[Pooling],
-        head_dtype: DTypeLike,
-        *,
-        num_classes: int,
-        pooling: str,
-        intermediate_dim: int | None,
-        activation: ActivationLike,
-        dropout: float,
-        pooled_norm: bool,
-        head_bias: bool,
-        class_names: Sequence[str] | None,
-        problem_type: str | None,
+        policy: keras.DTypePolicy,
+        settings: dict[str, Any],
     ):
+        num_classes, pooling = settings["num_classes"], settings["pooling"]
         check_whole("num_classes", num_classes, 0)
-        if problem_type is not None:
-            check_choice("problem_type", problem_type, PROBLEM_TYPES)
+        if settings["problem_type"] is not None:
+            check_choice("problem_type", settings["problem_type"], PROBLEM_TYPES)
         config = backbone.config
-        self.policy = policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         # Attention over all tokens is the one pooling whose cost is that of a block.
         pool_policy = backbone.dtype_policy if pooling == "map" else policy
         self.pool = pool(pooling, config, name="pooling", dtype=pool_policy)
         self.norm = self.pre_logits = None
-        if pooled_norm:
+        if settings["pooled_norm"]:
             self.norm = LayerNorm(config.layer_norm_epsilon, name="pooled_norm", dtype=policy)
-        if intermediate_dim is not None:
-            self.pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
-        self.drop = Dropout(dropout, name="head_dropout", dtype=policy)
+        if (width := settings["intermediate_dim"]) is not None:
+            self.pre_logits = Dense(width, name="pre_logits", dtype=policy)
+        self.drop = Dropout(settings["dropout"], name="head_dropout", dtype=policy)
         names = ["logits", "distillation_logits"] if pooling == "distilled" else ["logits"]
         self.logits = [
             Dense(
                 num_classes,
-                use_bias=head_bias,
+                use_bias=settings["head_bias"],
                 kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
                 name=name,
                 dtype=policy,
@@ -77,17 +75,11 @@ class Head:
         # The loss needs float32 at least, under every policy of the head.
         last = policy if num_classes or self.norm or self.pre_logits else pool_policy
         self.dtype = "float64" if last.compute_dtype == "float64" else "float32"
-        self.activation = keras.activations.get(activation)
+        self.activation = keras.activations.get(settings["activation"])
         self.settings = {
-            "num_classes": num_classes,
-            "pooling": pooling,
-            "intermediate_dim": intermediate_dim,
+            **settings,
             "activation": keras.activations.serialize(self.activation),
-            "dropout": dropout,
-            "pooled_norm": pooled_norm,
-            "head_bias": head_bias,
-            "class_names": check_class_names(class_names, num_classes),
-            "problem_type": problem_type,
+            "class_names": check_class_names(settings["class_names"], num_classes),
         }
 
     def pooled(self, *inputs: Tensor) -> Any:
@@ -118,26 +110,101 @@ OF_SHARES = (keras.losses.BinaryCrossentropy, keras.losses.CategoricalCrossentro
 
 
 class ImageClassifier(NamedClasses, Task):
-    """Base of image classifiers.
+    """Base of image classifiers, whose `from_preset` finds the class of a preset.
 
     Args:
-        compile: compiles with the defaults of `compile` if they fit the head.
+        backbone: the ViT.
+        num_classes: number of logits; 0 for no head: the model returns the pooled features, for
+            a probe or another model.
+        preprocessor: turns raw images into inputs of the backbone, or None.
+        pooling: how tokens become one vector, see the class; None for its default.
+        intermediate_dim: width of a tanh layer in front of the logits (the pre-logits of the
+            original), or None for none.
+        activation: on the logits, such as "softmax"; None leaves logits.
+        dropout: rate in front of the head.
+        head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
+            under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
+            2e-4 there, and the head is a ten-thousandth of the work.
+        pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
+        head_bias: whether the logits have a bias; False for CLIP's projection, whose "classes"
+            are the dimensions that images and texts share.
+        class_names: names of the classes in the order of the outputs, or None; they are saved
+            and exported with the model.
+        problem_type: "regression" (any numbers), "multi_label_classification" (several classes or
+            none for an image) or "single_label_classification"; None for the last. It decides the
+            default loss and metric of `compile`.
+        name: name of the model.
+        compile: compiles with the defaults of `compile` if they fit the head of the model.
+        **kwargs: of `keras.Model`.
 
     Attributes:
-        num_classes: number of logits; 0 for no head.
-        pooling: how tokens become one vector.
-        head_dtype: policy of the head.
+        pool_class: class of the layer that pools.
+        usual_pooling: default of `pooling`.
     """
 
-    def __init__(self, *, head: Head, compile: bool, **kwargs: Any):
-        super().__init__(**kwargs)
+    pool_class: ClassVar[type[Pooling]] = Pooling
+    usual_pooling: ClassVar[str] = "token"
+
+    @of_family
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        preprocessor: Preprocessor | None = None,
+        pooling: str | None = None,
+        intermediate_dim: int | None = None,
+        activation: ActivationLike = None,
+        dropout: float = 0.0,
+        head_dtype: DTypeLike = None,
+        pooled_norm: bool = False,
+        head_bias: bool = True,
+        class_names: Sequence[str] | None = None,
+        problem_type: str | None = None,
+        name: str | None = None,
+        compile: bool = True,
+        **kwargs: Any,
+    ):
+        pooling = pooling or self.usual_pooling
+        settings = {
+            "num_classes": num_classes,
+            "pooling": ALSO.get(pooling, pooling),
+            "intermediate_dim": intermediate_dim,
+            "activation": activation,
+            "dropout": dropout,
+            "pooled_norm": pooled_norm,
+            "head_bias": head_bias,
+            "class_names": class_names,
+            "problem_type": problem_type,
+        }
+        self.check_head(backbone, settings)
+        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+        head = Head(backbone, self.pool_class, policy, settings)
+        inputs, outputs = self.connect(backbone, head)
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
+            **kwargs,
+        )
         self.classify = head
         self.settings = head.settings
-        self.num_classes: int = head.settings["num_classes"]
+        self.num_classes: int = num_classes
         self.pooling: str = head.settings["pooling"]
-        self.head_dtype = head.policy
+        self.head_dtype = policy
         if compile:
             self.compile_by_default()
+
+    @staticmethod
+    def check_head(backbone: Backbone, settings: Mapping[str, Any]) -> None:
+        """Raises `InputError` for a pooling, or a backbone, that the class does not support."""
+        raise NotImplementedError
+
+    @staticmethod
+    def connect(backbone: Backbone, head: Head) -> tuple[Any, Any]:
+        """Returns the symbolic inputs and outputs of the model."""
+        raise NotImplementedError
 
     def compile_by_default(self) -> None:
         """Compiles with the defaults of `compile` if they fit the head of the model."""
@@ -175,11 +242,10 @@ class ImageClassifier(NamedClasses, Task):
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for arrays of labels that do not fit the loss."""
         if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
-            self._check_shape(y)
-            self._check_range(y)
+            self._check_array(y)
         super().check_labels(y)
 
-    def _check_shape(self, y: np.ndarray) -> None:
+    def _check_array(self, y: np.ndarray) -> None:
         rank, last = len(self.outputs[0].shape), y.shape[-1] if y.ndim else None
         whole = y.ndim == rank and last == self.num_classes
         single = self.num_classes == 1 and y.ndim == rank - 1
@@ -200,7 +266,6 @@ class ImageClassifier(NamedClasses, Task):
                 f"{pluralize(self.num_classes, 'number')} for each image"
             )
 
-    def _check_range(self, y: np.ndarray) -> None:
         if isinstance(self.loss, OF_SHARES) and not (fits := (y >= 0) & (y <= 1)).all():
             raise InputError(f"a label is {y[~fits].flat[0]}; give 0 to 1 for each class")
         if self.problem_type == REGRESSION and not (fits := np.isfinite(y)).all():

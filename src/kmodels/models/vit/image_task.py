@@ -1,7 +1,7 @@
 """The base class of segmenters and detectors."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
 from kmodels.models.blocks.class_names import NamedClasses
-from kmodels.models.vit.model import resized
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.task import Task
 from kmodels.training.sparse_labels import check_classes, check_pixels
 
@@ -24,6 +24,7 @@ class ImageTask(NamedClasses, Task):
     """
 
     compiles_itself = True
+    resized = ViTBackbone.resized
     own_setting: ClassVar[str]
     head_name: ClassVar[str]
 
@@ -82,10 +83,6 @@ class ImageTask(NamedClasses, Task):
                     "all of them are learnt; make the model with a larger num_queries",
                     stacklevel=2,
                 )
-
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resized(self, image_size, patch_size)
 
 
 class ImageSegmenter(ImageTask):

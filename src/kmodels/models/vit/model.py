@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import keras
 
@@ -28,8 +28,10 @@ from kmodels.models.blocks.sharding import BLOCKS, KERNEL
 from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import PatchDropout
-from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
-from kmodels.task import Backbone
+from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Pooling, Tokens
+from kmodels.task import Backbone, Presets
+
+T = TypeVar("T", bound=Presets)
 
 # Meaning of each dimension of a variable, see `kmodels.distribution.layout`.
 LAYOUT: dict[str, tuple[str | None, ...]] = {
@@ -61,6 +63,16 @@ class Block(EncoderBlock):
         return super().call(x, info, training, keep)
 
 
+def make_blocks(config: ViTConfig, policy: keras.DTypePolicy) -> list[Block]:
+    """Returns the blocks; their stochastic depth grows linearly unless it is constant."""
+    last = max(config.num_layers - 1, 1)
+    shares = [1 if config.drop_path_constant else i / last for i in range(config.num_layers)]
+    return [
+        Block(config, config.drop_path_rate * share, name=f"block_{i}", dtype=policy)
+        for i, share in enumerate(shares)
+    ]
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTBackbone(Backbone):
     """A Vision Transformer without a head.
@@ -77,6 +89,7 @@ class ViTBackbone(Backbone):
         named_inputs: True if the input is {"images": ...}, as in some classes of keras-hub.
         input_name: the key of the images in that dictionary.
         token_embedding: None, as in keras-hub's models of images.
+        pools: True if attention pooling follows the final norm.
 
     Call:
         images (B, height, width, C), preprocessed floats, or {"images": ...} -> tokens
@@ -95,6 +108,7 @@ class ViTBackbone(Backbone):
     named_inputs: ClassVar[bool] = False
     input_name: ClassVar[str] = "images"
     token_embedding = None
+    pools: ClassVar[bool] = False
 
     @in_order(
         *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
@@ -128,16 +142,7 @@ class ViTBackbone(Backbone):
         )
         tokens = Tokens(config, name="tokens", dtype=policy)
         dropout = Dropout(config.dropout_rate, name="token_dropout", dtype=policy)
-        blocks = [
-            Block(
-                config,
-                config.drop_path_rate
-                * (1 if config.drop_path_constant else i / max(config.num_layers - 1, 1)),
-                name=f"block_{i}",
-                dtype=policy,
-            )
-            for i in range(config.num_layers)
-        ]
+        blocks = make_blocks(config, policy)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(config.layer_norm_epsilon, name=name, dtype=policy)
@@ -150,7 +155,8 @@ class ViTBackbone(Backbone):
         steps += [norm("pre_norm")] if config.pre_norm else []
         steps += blocks
         steps += [norm("final_norm")] if config.final_norm else []
-        steps += self.last_steps(config, policy)
+        if self.pools:
+            steps.append(Pooling("map", config, name="pooling", dtype=policy))
         places = None
         if config.rope_theta is not None:
             places = PatchCoordinates(config, name="coordinates", dtype=policy)
@@ -227,11 +233,6 @@ class ViTBackbone(Backbone):
         """Returns every named intermediate of one forward pass, in the order of computation."""
         return super().intermediates(self._given(inputs))
 
-    @staticmethod
-    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
-        """Returns the layers after the final norm; a ViT has none."""
-        return []
-
     def _given(self, inputs: Any) -> Any:
         """Returns the images in the structure of the graph's input."""
         if isinstance(inputs, Mapping) == self.named_inputs:
@@ -240,7 +241,7 @@ class ViTBackbone(Backbone):
             return {self.input_name: inputs}
         return inputs[self.input_name]
 
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+    def resized(self: T, image_size: Sequence[int], patch_size: int | None = None) -> T:
         """Returns a copy for images, or patches, of another size.
 
         The position embedding is resized by its rule, the kernel of the patches by timm's, see
@@ -253,7 +254,14 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: for sides that the patch does not divide.
         """
-        return resized(self, image_size, patch_size)
+        height, width = image_size
+        backbone: Any = getattr(self, "backbone", self)
+        fields: dict[str, Any] = {"image_shape": (height, width, backbone.config.image_shape[2])}
+        fields |= {} if patch_size is None else {"patch_size": patch_size}
+        # A preset follows adapters, quantized kernels and the rules for positions and patches.
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.save_to_preset(Path(folder) / "model")
+            return type(self).from_preset(path, dtype=backbone.dtype_policy, **fields)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
         """Returns a model of intermediate outputs that shares the weights.
@@ -318,22 +326,6 @@ class ViTBackbone(Backbone):
             block.attention.probabilities(block.attention_norm(x), positions=places)
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
-
-
-def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-    """Returns a copy of a backbone or task for other image and patch sizes.
-
-    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
-    and patches.
-    """
-    height, width = image_size
-    config = getattr(model, "backbone", model).config
-    fields = {"image_shape": (height, width, config.image_shape[2])}
-    fields |= {} if patch_size is None else {"patch_size": patch_size}
-    with tempfile.TemporaryDirectory() as folder:
-        path = model.save_to_preset(Path(folder) / "model")
-        dtype = getattr(model, "backbone", model).dtype_policy
-        return type(model).from_preset(path, dtype=dtype, **fields)
 
 
 def feature_model(

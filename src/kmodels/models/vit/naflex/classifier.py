@@ -1,45 +1,26 @@
 """Classification of images of any aspect ratio, one or several in each row of patches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.types import ActivationLike, DTypeLike
-from kmodels.layers.placement import of_family
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.classification import Head, ImageClassifier
-from kmodels.models.vit.classifier import ALSO
 from kmodels.models.vit.naflex.layers import POOLINGS, ImageSegments, NaFlexPooling
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES, NaFlexViTBackbone, PatchInputs
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.task import Compiled, is_auto
+from kmodels.task import Backbone, Compiled, is_auto
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
     """A `NaFlexViTBackbone` with a head for images of one class each.
 
-    It reads the files of every `ViTImageClassifier` that pools its patches.
-
-    Args:
-        backbone: a `NaFlexViTBackbone`.
-        num_classes: number of logits; 0 for no head.
-        preprocessor: turns raw images into inputs of the backbone, or None.
-        pooling: "gap" or "avg" (mean over the patches of an image), or "map" (attention pooling).
-        intermediate_dim: width of a tanh layer in front of the logits, or None for none.
-        activation: on the logits, such as "softmax"; None leaves logits.
-        dropout: rate in front of the head.
-        pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
-        head_bias: whether the logits have a bias.
-        class_names: names of the classes in the order of the outputs, or None; they are saved
-            and exported with the model.
-        problem_type: "regression" (any numbers), "multi_label_classification" (several classes or
-            none for an image) or "single_label_classification"; None for the last. It decides the
-            default loss and metric of `compile`.
-        head_dtype: policy of the head; by default the dtype of the backbone's variables.
-        name: name of the model.
-        compile: compiles with the defaults of `compile` if they fit the head of the model.
+    It reads the files of every `ViTImageClassifier` that pools its patches. Arguments are
+    `ImageClassifier`'s. `pooling` is "gap" or "avg" (mean over the patches of an image), the
+    default, or "map" (attention pooling).
 
     Call:
         as of `NaFlexViTBackbone` -> logits (B, S, num_classes), float32, or (B, num_classes) of one
@@ -58,59 +39,30 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
     backbone_class = NaFlexViTBackbone
     preprocessor_class = NaFlexViTImageClassifierPreprocessor
     by_image = True
+    pool_class = NaFlexPooling
+    usual_pooling = "gap"
+    __init__ = in_order(
+        *("backbone", "num_classes", "preprocessor", "pooling", "intermediate_dim", "activation"),
+        *("dropout", "pooled_norm", "head_bias", "head_dtype", "class_names", "problem_type"),
+        *("name", "compile"),
+    )(ImageClassifier.__init__)
 
-    @of_family
-    def __init__(
-        self,
-        backbone: NaFlexViTBackbone,
-        num_classes: int,
-        preprocessor: NaFlexViTImageClassifierPreprocessor | None = None,
-        pooling: str = "gap",
-        intermediate_dim: int | None = None,
-        activation: ActivationLike = None,
-        dropout: float = 0.0,
-        pooled_norm: bool = False,
-        head_bias: bool = True,
-        head_dtype: DTypeLike = None,
-        class_names: Sequence[str] | None = None,
-        problem_type: str | None = None,
-        name: str | None = None,
-        compile: bool = True,
-        **kwargs: Any,
-    ):
-        pooling = ALSO.get(pooling, pooling)
-        if pooling not in POOLINGS:
+    @staticmethod
+    def check_head(backbone: Backbone, settings: Mapping[str, Any]) -> None:
+        """Raises `InputError` for a pooling that rows of patches do not have."""
+        if (pooling := settings["pooling"]) not in POOLINGS:
             raise InputError(
                 f"pooling is {pooling!r}; rows of patches are pooled by {' or '.join(POOLINGS)}"
             )
         if not isinstance(backbone, NaFlexViTBackbone) or backbone.pools:
             raise InputError(f"{type(backbone).__name__} is given; give a NaFlexViTBackbone")
-        head = Head(
-            backbone,
-            NaFlexPooling,
-            head_dtype,
-            num_classes=num_classes,
-            pooling=pooling,
-            intermediate_dim=intermediate_dim,
-            activation=activation,
-            dropout=dropout,
-            pooled_norm=pooled_norm,
-            head_bias=head_bias,
-            class_names=class_names,
-            problem_type=problem_type,
-        )
+
+    @staticmethod
+    def connect(backbone: Backbone, head: Head) -> tuple[Any, Any]:
+        """Returns patches and logits."""
         inputs: Any = backbone.input
         segments = ImageSegments(name="segments")(inputs[VALUES], inputs[SHAPES], inputs[MASK])
-        super().__init__(
-            head=head,
-            compile=compile,
-            backbone=backbone,
-            preprocessor=preprocessor,
-            inputs=inputs,
-            outputs=head(backbone(inputs), segments, inputs[SHAPES]),
-            name=name,
-            **kwargs,
-        )
+        return inputs, head(backbone(inputs), segments, inputs[SHAPES])
 
     def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, as in `ViTImageClassifier`.

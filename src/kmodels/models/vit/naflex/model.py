@@ -20,7 +20,7 @@ from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.model import LAYOUT, Block
+from kmodels.models.vit.model import LAYOUT, make_blocks
 from kmodels.models.vit.naflex.layers import (
     ImageSegments,
     NaFlexPatchEmbedding,
@@ -182,11 +182,7 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
         )
         tokens = NaFlexTokens(config, name="tokens", dtype=policy)
         dropout = Dropout(config.dropout_rate, name="token_dropout", dtype=policy)
-        last = max(config.num_layers - 1, 1)
-        blocks = [
-            Block(config, config.drop_path_rate * i / last, name=f"block_{i}", dtype=policy)
-            for i in range(config.num_layers)
-        ]
+        blocks = make_blocks(config, policy)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(config.layer_norm_epsilon, name=name, dtype=policy)
