@@ -25,11 +25,11 @@ from kmodels.models.vit.config import ViTConfig
 
 
 def rows(x: Tensor, index: Tensor) -> Any:
-    """Returns (B, n, D) of x (B, T, D) by int (B, n): one `take`, whose gradient is one scatter."""
-    batch, length, width = shape_of(x)
+    """Returns (B, n, ...) of x (B, T, ...) by int (B, n): one `take`, whose gradient scatters."""
+    batch, length, *rest = shape_of(x)
     first = keras.ops.expand_dims(keras.ops.arange(batch, dtype=index.dtype) * length, 1)
-    taken = keras.ops.take(reshape(x, (-1, width)), reshape(index + first, (-1,)), axis=0)
-    return reshape(taken, (batch, index.shape[1], width))
+    taken = keras.ops.take(reshape(x, (-1, *rest)), reshape(index + first, (-1,)), axis=0)
+    return reshape(taken, (batch, index.shape[1], *rest))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -125,15 +125,20 @@ def merge_through(
     With `keep` only so many of the first tokens are returned.
     """
     prefix = blocks[0].config.num_prefix_tokens
-    alone = keep is not None and keep <= prefix
-    merging = Merging(None, None if alone else origins(x, prefix), info.coordinates)
+    alone, origin = keep is not None and keep <= prefix, None
+    if not alone:
+        batch, patches = keras.ops.shape(x)[0], x.shape[1] - prefix
+        numbers = keras.ops.arange(patches, dtype="int32")
+        origin = keras.ops.broadcast_to(numbers, (batch, patches))
+    merging = Merging(None, origin, info.coordinates)
     for block in blocks:
         if alone and block is blocks[-1]:
             return block(x, info=merging, keep=keep, **mode)[0]
         x, *properties = block(x, info=merging, **mode)
         merging = Merging(*properties)
     assert merging.origin is not None
-    x = spread(x, merging.origin, prefix)
+    patches = rows(x[:, prefix:], merging.origin)
+    x = keras.ops.concatenate([x[:, :prefix], patches], axis=1) if prefix else patches
     return x if keep is None else x[:, :keep]
 
 
@@ -154,18 +159,6 @@ def merging_block(
         x, info = merge(x, info, keys, number, prefix)
     y = block.mlp(block.mlp_norm(x), training=training)
     return x + block.branch(y, block.mlp_scale, training), *info
-
-
-def origins(x: Tensor, prefix: int) -> Any:
-    """Returns the initial token of each patch, before any merge: (B, P) int32."""
-    batch, patches = keras.ops.shape(x)[0], x.shape[1] - prefix
-    return keras.ops.broadcast_to(keras.ops.arange(patches, dtype="int32"), (batch, patches))
-
-
-def spread(x: Tensor, origin: Tensor, prefix: int) -> Any:
-    """Returns (B, prefix + P, D): each patch gets the token that it was merged to."""
-    patches = rows(x[:, prefix:], origin)
-    return keras.ops.concatenate([x[:, :prefix], patches], axis=1) if prefix else patches
 
 
 def attend(
@@ -204,21 +197,13 @@ def attend(
     # a bias would have to be made for all pairs, and no fast kernel of `ops.attention` takes one.
     weight = keras.ops.log(keras.ops.cast(info.size, "float32")) * width**0.5
     weight = keras.ops.cast(keras.ops.expand_dims(weight, (2, 3)), k.dtype)
-    grown = (
-        keras.ops.concatenate([x, more, _zeros(x, GROWTH - more.shape[-1])], axis=-1)
-        for x, more in (
-            (q, keras.ops.ones_like(q[..., :1])),
-            (k, keras.ops.broadcast_to(weight, keras.ops.shape(k[..., :1]))),
-            (v, v[..., :0]),
-        )
-    )
+    weight = keras.ops.broadcast_to(weight, keras.ops.shape(k[..., :1]))
+    grown = []
+    for x, more in ((q, [keras.ops.ones_like(q[..., :1])]), (k, [weight]), (v, [])):
+        zeros = keras.ops.zeros((*shape_of(x)[:3], GROWTH - len(more)), x.dtype)
+        grown.append(keras.ops.concatenate([x, *more, zeros], axis=-1))
     heads = ops.attention(*grown, scale=width**-0.5, **drop)
     return attention.output_dense(reshape(heads[..., :width], shape_of(queries))), k
-
-
-def _zeros(x: Tensor, channels: int) -> Any:
-    batch, length, heads, _ = shape_of(x)
-    return keras.ops.zeros((batch, length, heads, channels), x.dtype)
 
 
 def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> tuple[Any, Merging]:
@@ -238,85 +223,52 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
     if keras.backend.standardize_dtype(x.dtype) == "float64":
         wide = "float64"
     batch, length, width = shape_of(x)
-    pairs = match(o.cast(keys, wide)[:, prefix:], number, prefix)
+    # In the paper tokens are dealt out, and the class token is the first of the first set.
+    first = prefix % 2
 
     def dealt(values: Tensor) -> tuple[Any, Any]:
-        return values[:, pairs.first :: 2], values[:, 1 - pairs.first :: 2]
+        return values[:, first::2], values[:, 1 - first :: 2]
 
-    ones = o.ones((batch, length), "int32")
-    size = ones if info.size is None else info.size
+    # === The pairs: patches of the first set that leave, and their targets in the second ===
+    metric = o.stop_gradient(o.mean(o.cast(keys, wide)[:, prefix:], axis=2))
+    metric = metric / o.maximum(o.norm(metric, axis=-1, keepdims=True), 1e-12)
+    scores = o.einsum("bid,bjd->bij", *dealt(metric))
+    sources, targets = scores.shape[1:]
+    nearest = o.cast(o.argmax(scores, axis=-1), "int32")  # (B, sources)
+    order = o.cast(o.argsort(-o.max(scores, axis=-1), axis=-1), "int32")
+    leaving, staying = order[:, :number], o.sort(order[:, number:], axis=-1)
+    # Not `take_along_axis`, which fixes the size of the batch in a program of torch.export.
+    target = rows(nearest, leaving)
+
+    # === Their means, weighted by size ===
+    size = o.ones((batch, length), "int32") if info.size is None else info.size
     weights = o.cast(o.expand_dims(size[:, prefix:], -1), wide)
     parts = [o.cast(x, wide)]
     if info.coordinates is not None:
         parts.append(o.cast(o.broadcast_to(info.coordinates, (batch, length, 2)), wide))
     values = o.concatenate(parts, axis=-1)
     one, other = dealt(o.concatenate([values[:, prefix:] * weights, weights], axis=-1))
-    arrives = o.one_hot(pairs.target, other.shape[1], dtype=wide)
-    other = other + o.einsum("brj,brd->bjd", arrives, rows(one, pairs.leaving))
-    merged = o.concatenate([rows(one, pairs.staying), other], axis=1)
+    arrives = o.one_hot(target, targets, dtype=wide)
+    other = other + o.einsum("brj,brd->bjd", arrives, rows(one, leaving))
+    merged = o.concatenate([rows(one, staying), other], axis=1)
     counted = o.cast(o.round(merged[..., -1]), "int32")
     merged = o.concatenate([values[:, :prefix], merged[..., :-1] / merged[..., -1:]], axis=1)
 
+    # === The token of each patch from now on ===
     origin = info.origin
     if origin is not None:
-        origin = rows(o.expand_dims(moved(pairs), -1), origin)[..., 0]
+        leaves = o.sum(o.one_hot(leaving, sources, dtype="int32"), axis=1)
+        stays = o.cast(o.cumsum(1 - leaves, axis=1) - 1, "int32")
+        begin = sources - number
+        of_other = o.broadcast_to(o.arange(targets, dtype="int32") + begin, (batch, targets))
+        places = o.concatenate([o.where(leaves > 0, nearest + begin, stays), of_other], axis=1)
+        dealt_out = np.empty(sources + targets, "int32")
+        dealt_out[first::2] = np.arange(sources)
+        dealt_out[1 - first :: 2] = np.arange(targets) + sources
+        index = o.broadcast_to(o.convert_to_tensor(dealt_out), (batch, sources + targets))
+        origin = rows(rows(places, index), origin)
     return o.cast(merged[..., :width], x.dtype), info._replace(
         size=o.concatenate([size[:, :prefix], counted], axis=1),
         origin=origin,
         coordinates=(None if info.coordinates is None else o.stop_gradient(merged[..., width:])),
     )
-
-
-class Pairs(NamedTuple):
-    """Which patches of the first set merge with which of the second.
-
-    Args:
-        first: place of the first patch of the first set, 0 or 1.
-        leaving: (B, r) int32, those of the first set that merge.
-        staying: (B, A - r) int32, the others, in their order.
-        target: (B, r) int32, with which of the second set those that leave merge.
-        nearest: (B, A) int32, the one of the second set that is most like each of the first.
-        sizes: (A, number of the second set).
-    """
-
-    first: int
-    leaving: Tensor
-    staying: Tensor
-    target: Tensor
-    nearest: Tensor
-    sizes: tuple[int, int]
-
-
-def match(keys: Tensor, number: int, prefix: int) -> Pairs:
-    """Returns the pairs of patches with the most similar keys (B, P, N, H)."""
-    o = keras.ops
-    metric = o.stop_gradient(o.mean(keys, axis=2))
-    metric = metric / o.maximum(o.norm(metric, axis=-1, keepdims=True), 1e-12)
-    # In the paper tokens are dealt out, and the class token is the first of the first set.
-    first = prefix % 2
-    one, other = metric[:, first::2], metric[:, 1 - first :: 2]
-    scores = o.einsum("bih,bjh->bij", one, other)
-    nearest = o.cast(o.argmax(scores, axis=-1), "int32")
-    order = o.cast(o.argsort(-o.max(scores, axis=-1), axis=-1), "int32")
-    leaving, staying = order[:, :number], o.sort(order[:, number:], axis=-1)
-    # Not `take_along_axis`, which fixes the size of the batch in a program of torch.export.
-    target = rows(o.expand_dims(nearest, -1), leaving)[..., 0]
-    return Pairs(first, leaving, staying, target, nearest, (one.shape[1], other.shape[1]))
-
-
-def moved(pairs: Pairs) -> Any:
-    """Returns (B, P) int32: the index of each patch after the merge, without the prefix."""
-    o, (sources, targets) = keras.ops, pairs.sizes
-    leaves = o.sum(o.one_hot(pairs.leaving, sources, dtype="int32"), axis=1)
-    stays = o.cast(o.cumsum(1 - leaves, axis=1) - 1, "int32")
-    begin = pairs.staying.shape[1]
-    of_one = o.where(leaves > 0, pairs.nearest + begin, stays)
-    of_other = o.arange(targets, dtype="int32") + begin
-    batch = o.shape(of_one)[0]
-    of_other = o.broadcast_to(of_other, (batch, targets))
-    dealt = np.empty(sources + targets, "int32")
-    dealt[pairs.first :: 2] = np.arange(sources)
-    dealt[1 - pairs.first :: 2] = np.arange(targets) + sources
-    places = o.concatenate([of_one, of_other], axis=1)
-    index = o.broadcast_to(o.convert_to_tensor(dealt), (batch, sources + targets))
-    return rows(o.expand_dims(places, -1), index)[..., 0]

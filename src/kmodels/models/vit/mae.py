@@ -1,7 +1,8 @@
 """Pretraining of a ViT as a masked autoencoder (MAE)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,15 +14,13 @@ from kmodels.layers import Dense, Layer, LayerNorm
 from kmodels.layers.base import Shape
 from kmodels.layers.placement import of_family
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.fewer_tokens import rows
 from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task, setting
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
-from kmodels.training.set_criterion import rows_of
 
 # === Layers ===
-
-TEMPERATURE = 10000.0
 
 
 def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
@@ -41,27 +40,17 @@ def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
     """
     if width % 4:
         raise InputError(f"a width of {width} has no fixed positions; give a multiple of 4")
-    frequencies = TEMPERATURE ** (-np.arange(width // 4) / (width // 4))
+    frequencies = 10000.0 ** (-np.arange(width // 4) / (width // 4))
     row, column = (axis.reshape(-1, 1) * frequencies for axis in np.indices(grid))
     parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
     return np.pad(np.concatenate(parts, axis=1), ((prefix, 0), (0, 0))).astype("float32")
 
 
-class Sines(keras.initializers.Initializer):
-    """Initializer of a variable (1, prefix + rows * columns, width) with the values of `sines`."""
-
-    def __init__(self, grid: Sequence[int], prefix: int):
-        self.grid = (int(grid[0]), int(grid[1]))
-        self.prefix = prefix
-
-    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
-        """Returns the table."""
-        table = sines(self.grid, shape[-1], self.prefix)
-        return keras.ops.convert_to_tensor(table[None], dtype=dtype or keras.config.floatx())
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments as plain values."""
-        return {"grid": list(self.grid), "prefix": self.prefix}
+def draw_sines(grid: tuple[int, int], prefix: int, shape: Sequence[int], dtype: Any = None) -> Any:
+    """Returns `sines` as the first value of a variable (1, prefix + rows * columns, width)."""
+    return keras.ops.convert_to_tensor(
+        sines(grid, shape[-1], prefix)[None], dtype=dtype or keras.config.floatx()
+    )
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -96,7 +85,7 @@ class PatchMasking(Layer):
         if noise is None:
             order = ops.tile(order, (ops.shape(tokens)[0], 1))
         visible = ops.argsort(order, axis=1)[:, : self.num_seen]
-        seen = rows_of(tokens[:, prefix:], visible)
+        seen = rows(tokens[:, prefix:], visible)
         if prefix:
             seen = ops.concatenate([tokens[:, :prefix], seen], axis=1)
         return seen, order
@@ -171,7 +160,7 @@ class MAEDecoder(Layer):
         self.position_embedding = self.add_parameter(
             "position_embedding",
             (1, prefix + height * width, config.hidden_dim),
-            Sines(config.grid, prefix),
+            partial(draw_sines, config.grid, prefix),
             trainable=False,
         )
         self.embed.build(input_shape)
@@ -189,7 +178,7 @@ class MAEDecoder(Layer):
             hidden = ops.cast(self.mask_token, x.dtype)
             number = order.shape[1] - seen.shape[1]
             hidden = ops.tile(hidden, (ops.shape(x)[0], number, 1))
-            patches = rows_of(ops.concatenate([seen, hidden], axis=1), order)
+            patches = rows(ops.concatenate([seen, hidden], axis=1), order)
             x = ops.concatenate([x[:, :prefix], patches], axis=1)
         x = x + ops.cast(self.position_embedding, x.dtype)
         for block in self.blocks:
@@ -205,100 +194,6 @@ class MAEDecoder(Layer):
 # === The task ===
 
 
-def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
-    """Raises `InputError` for a backbone that has no token for each patch that it sees."""
-    config = backbone.config
-    if not 0 <= mask_ratio < 1 or not int(patches * (1 - mask_ratio)):
-        raise InputError(
-            f"mask_ratio is {mask_ratio} of {patches} patches; give 0 or more, and leave at least "
-            "one to be seen"
-        )
-    if backbone.coordinates is not None:
-        raise InputError(
-            "MAE does not support rotary position embeddings (rope_theta is set); use a backbone "
-            "with learned positions"
-        )
-    if config.patch_drop_rate or config.token_merging:
-        raise InputError(
-            "the backbone leaves out patches or merges tokens, and MAE hides patches by itself; "
-            "leave patch_drop_rate and token_merging at 0"
-        )
-    shape = tuple(backbone.output.shape)
-    if shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
-        raise InputError(
-            f"{type(backbone).__name__} gives no token for each patch; give a ViTBackbone"
-        )
-
-
-class PatchPixels(keras.Model if TYPE_CHECKING else object):
-    """Mixin for models that predict the pixels of a ViT's patches.
-
-    Attributes:
-        backbone: a `ViTBackbone`, whose config has the sizes.
-        masking: masks patches.
-        norm_pix_loss: True if pixels are normalized within each patch.
-    """
-
-    backbone: Any
-    masking: PatchMasking
-    norm_pix_loss: bool
-
-    def hidden(self, noise: Tensor | None = None) -> Any:
-        """Returns 1 for each masked patch and 0 for visible ones, float32 (B, P).
-
-        Args:
-            noise: (B, P), as of the call; without it the result is (1, P), for all images.
-        """
-        return self.masking.hidden(noise)
-
-    def patchify(self, images: Tensor) -> Any:
-        """(B, height, width, C) -> (B, P, patch * patch * C), patches row by row."""
-        ops, (height, width) = keras.ops, self.backbone.config.grid
-        side, channels = self.backbone.config.patch_size, images.shape[-1]
-        x = ops.reshape(images, (-1, height, side, width, side, channels))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        return ops.reshape(x, (-1, height * width, side * side * channels))
-
-    def unpatchify(self, patches: Tensor) -> Any:
-        """(B, P, patch * patch * C) -> (B, height, width, C)."""
-        ops, (height, width) = keras.ops, self.backbone.config.grid
-        side, channels = self.backbone.config.patch_size, self.backbone.config.image_shape[2]
-        x = ops.reshape(patches, (-1, height, width, side, side, channels))
-        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
-        return ops.reshape(x, (-1, height * side, width * side, channels))
-
-    def targets(self, images: Tensor) -> Any:
-        """Returns the targets of the loss, float32 (B, P, patch * patch * C)."""
-        pixels = self.patchify(keras.ops.cast(images, "float32"))
-        if not self.norm_pix_loss:
-            return pixels
-        mean, deviation = _statistics(pixels)
-        return (pixels - mean) / deviation
-
-    def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
-        """Returns the masked images and their reconstructions.
-
-        Args:
-            images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides which patches are masked, see the class.
-
-        Returns:
-            The images with zeros for hidden patches, and the images with the model's pixels there;
-            with `norm_pix_loss` these get mean and deviation of the patch that was hidden, which
-            the model does not say.
-        """
-        ops = keras.ops
-        images = ops.cast(images, "float32")
-        pixels = self.patchify(images)
-        outputs = self(images, noise=noise, training=False)
-        if self.norm_pix_loss:
-            mean, deviation = _statistics(pixels)
-            outputs = outputs * deviation + mean
-        hidden = ops.expand_dims(self.hidden(noise), -1)
-        seen = pixels * (1 - hidden)
-        return self.unpatchify(seen), self.unpatchify(seen + outputs * hidden)
-
-
 def _statistics(pixels: Tensor) -> tuple[Any, Any]:
     """Returns mean and deviation of each patch, by the unbiased variance that torch computes."""
     ops = keras.ops
@@ -309,7 +204,7 @@ def _statistics(pixels: Tensor) -> tuple[Any, Any]:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
+class ViTMAEForPreTraining(StepsWithOwnLoss, Task):
     """A masked autoencoder: most patches of each image are masked, and it predicts their pixels.
 
     The encoder computes only the visible patches, a quarter by default, and the decoder is narrow.
@@ -377,13 +272,32 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
     ):
         config = backbone.config
         patches = config.grid[0] * config.grid[1]
-        check_backbone(backbone, patches, mask_ratio)
-        for key, value in {
+        if not 0 <= mask_ratio < 1 or not int(patches * (1 - mask_ratio)):
+            raise InputError(
+                f"mask_ratio is {mask_ratio} of {patches} patches; give 0 or more, and leave at "
+                "least one to be seen"
+            )
+        if backbone.coordinates is not None:
+            raise InputError(
+                "MAE does not support rotary position embeddings (rope_theta is set); use a "
+                "backbone with learned positions"
+            )
+        if config.patch_drop_rate or config.token_merging:
+            raise InputError(
+                "the backbone leaves out patches or merges tokens, and MAE hides patches by "
+                "itself; leave patch_drop_rate and token_merging at 0"
+            )
+        if backbone.output.shape[1:] != (patches + config.num_prefix_tokens, config.hidden_dim):
+            raise InputError(
+                f"{type(backbone).__name__} gives no token for each patch; give a ViTBackbone"
+            )
+        sizes = {
             "decoder_hidden_size": decoder_hidden_size,
             "decoder_num_hidden_layers": decoder_num_hidden_layers,
             "decoder_num_attention_heads": decoder_num_attention_heads,
             "decoder_intermediate_size": decoder_intermediate_size,
-        }.items():
+        }
+        for key, value in sizes.items():
             check_whole(key, value)
         policy = keras.dtype_policies.get(head_dtype or backbone.dtype_policy)
         decoder = MAEDecoder(
@@ -440,10 +354,7 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         self.mask_ratio = mask_ratio
         self.seed_generator = decoder.add_seed(1.0, seed)
         self.settings = {
-            "decoder_hidden_size": decoder_hidden_size,
-            "decoder_num_hidden_layers": decoder_num_hidden_layers,
-            "decoder_num_attention_heads": decoder_num_attention_heads,
-            "decoder_intermediate_size": decoder_intermediate_size,
+            **sizes,
             "mask_ratio": mask_ratio,
             "norm_pix_loss": norm_pix_loss,
             "fixed_positions": fixed_positions,
@@ -452,7 +363,8 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         self.head_dtype = policy
         self._step = InsideStep(chosen=True)
         if (table := self.fixed) is not None:
-            keras_internals.begin_with(table, Sines(config.grid, config.num_special_positions))
+            drawn = partial(draw_sines, config.grid, config.num_special_positions)
+            keras_internals.begin_with(table, drawn)
 
     @property
     def fixed(self) -> Any:
@@ -532,7 +444,7 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         """False: the outputs are pixels."""
         return False
 
-    # Masks
+    # Masks and pixels
 
     def draw_noise(self, batch: Tensor | int) -> Any:
         """Returns random noise that decides which patches of each image are masked.
@@ -545,6 +457,61 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         """
         shape = (batch, self.num_patches)
         return seeds.uniform(shape, self.seed_generator)
+
+    def hidden(self, noise: Tensor | None = None) -> Any:
+        """Returns 1 for each masked patch and 0 for visible ones, float32 (B, P).
+
+        Args:
+            noise: (B, P), as of the call; without it the result is (1, P), for all images.
+        """
+        return self.masking.hidden(noise)
+
+    def patchify(self, images: Tensor) -> Any:
+        """(B, height, width, C) -> (B, P, patch * patch * C), patches row by row."""
+        ops, (height, width) = keras.ops, self.backbone.config.grid
+        side, channels = self.backbone.config.patch_size, images.shape[-1]
+        x = ops.reshape(images, (-1, height, side, width, side, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        return ops.reshape(x, (-1, height * width, side * side * channels))
+
+    def unpatchify(self, patches: Tensor) -> Any:
+        """(B, P, patch * patch * C) -> (B, height, width, C)."""
+        ops, (height, width) = keras.ops, self.backbone.config.grid
+        side, channels = self.backbone.config.patch_size, self.backbone.config.image_shape[2]
+        x = ops.reshape(patches, (-1, height, width, side, side, channels))
+        x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
+        return ops.reshape(x, (-1, height * side, width * side, channels))
+
+    def targets(self, images: Tensor) -> Any:
+        """Returns the targets of the loss, float32 (B, P, patch * patch * C)."""
+        pixels = self.patchify(keras.ops.cast(images, "float32"))
+        if not self.norm_pix_loss:
+            return pixels
+        mean, deviation = _statistics(pixels)
+        return (pixels - mean) / deviation
+
+    def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
+        """Returns the masked images and their reconstructions.
+
+        Args:
+            images: (B, height, width, C), preprocessed.
+            noise: (B, P), decides which patches are masked, see the class.
+
+        Returns:
+            The images with zeros for hidden patches, and the images with the model's pixels there;
+            with `norm_pix_loss` these get mean and deviation of the patch that was hidden, which
+            the model does not say.
+        """
+        ops = keras.ops
+        images = ops.cast(images, "float32")
+        pixels = self.patchify(images)
+        outputs = self(images, noise=noise, training=False)
+        if self.norm_pix_loss:
+            mean, deviation = _statistics(pixels)
+            outputs = outputs * deviation + mean
+        hidden = ops.expand_dims(self.hidden(noise), -1)
+        seen = pixels * (1 - hidden)
+        return self.unpatchify(seen), self.unpatchify(seen + outputs * hidden)
 
     # The loss
 
@@ -582,10 +549,10 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         ops = keras.ops
         errors = ops.mean(ops.square(outputs - self.targets(images)), axis=-1)
         # Each image has as many hidden patches.
-        rows = ops.sum(errors * hidden, axis=-1) / (self.num_patches - self.num_seen)
+        means = ops.sum(errors * hidden, axis=-1) / (self.num_patches - self.num_seen)
         if weights is not None:
-            rows = rows * ops.convert_to_tensor(weights, dtype=rows.dtype)
-        return ops.mean(rows)
+            means = means * ops.convert_to_tensor(weights, dtype=means.dtype)
+        return ops.mean(means)
 
     def compute_loss(
         self,
