@@ -8,7 +8,7 @@ import pytest
 from kmodels.core.schema import CONFIG, check_shape
 from kmodels.models.gemma import GemmaBackbone
 from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.weights import eomt, keras_hub, mae
+from kmodels.models.vit.weights import dinov3, eomt, huggingface
 from refusals import refused
 
 
@@ -36,7 +36,7 @@ def test_a_config_with_an_impossible_number_of_layers(tmp_path, backbone, part, 
 
 @pytest.mark.once
 def test_the_numbers_of_encoders_are_checked():
-    names = {*eomt.SETTINGS, *mae.SETTINGS, *keras_hub.MOVES}
+    names = {*eomt.SETTINGS, *huggingface.DECODER_SETTINGS, *dinov3.MOVES}
     assert names <= CONFIG.keys()
     for name in names:
         refused(name, check_shape, {name: {"x": 1}}, CONFIG, "config.json")

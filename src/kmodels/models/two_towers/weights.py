@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface
 from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.blocks.encoder_rules import below, dense
-from kmodels.models.blocks.sizes import Sizes, encoder
+from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder_files import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
@@ -17,12 +17,10 @@ from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.two_towers.model import TwoTowersBackbone, TwoTowersConfig
 from kmodels.models.two_towers.task import ImageTextSimilarity
-from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.preprocessor import OF_PATCHES, ViTImageClassifierPreprocessor, fit_crop
+from kmodels.models.vit.preprocessor import OF_PATCHES, fit_crop
 from kmodels.models.vit.presets import PRESETS as IMAGES
 from kmodels.models.vit.weights import clip_siglip, huggingface_export
-from kmodels.models.vit.weights.huggingface_config import patch_form, picture_form, takes_patches
+from kmodels.models.vit.weights.huggingface_config import picture_form, takes_patches
 from kmodels.registry import Family
 from kmodels.weights import Rule, SourceCheckpoint, reshape
 
@@ -110,7 +108,21 @@ def transformers_form(model: keras.Model) -> huggingface.TransformersForm:
     """
     backbone = getattr(model, "backbone", model)
     config = backbone.config
-    vision, pictures = _vision(model, config)
+    wanted = "clip" if config.projects else "siglip"
+    vision, _, _, zeros = huggingface_export.transformers_form(backbone.vision_encoder)
+    if zeros or not vision["model_type"].startswith(wanted):
+        raise InputError(
+            f"transformers' {wanted} has no counterpart for the vision tower, which is a "
+            f"{vision['model_type']}"
+        )
+    # Keys of a directory with the vision tower alone.
+    for name in ("architectures", "vision_use_head"):
+        vision.pop(name, None)
+    preprocessor = getattr(model, "preprocessor", None)
+    pictures = picture_form(getattr(preprocessor, "image_preprocessor", None))
+    if pictures and "max_num_patches" not in pictures:
+        name = "CLIP" if config.projects else "Siglip"
+        pictures["image_processor_type"] = f"{name}ImageProcessor"
     kind = vision["model_type"].removesuffix("_vision_model")
     form: dict[str, Any] = {
         "architectures": [f"{'CLIP' if kind == 'clip' else kind.capitalize()}Model"],
@@ -125,34 +137,6 @@ def transformers_form(model: keras.Model) -> huggingface.TransformersForm:
     if config.projects:
         form["projection_dim"] = config.projection_dim
     return form, pictures, rules(config), {}
-
-
-def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns `vision_config` and preprocessor_config.json."""
-    tower: ViTBackbone = getattr(model, "backbone", model).vision_encoder
-    described, _, _, zeros = huggingface_export.transformers_form(tower)
-    wanted = "clip" if config.projects else "siglip"
-    if zeros or not described["model_type"].startswith(wanted):
-        raise InputError(
-            f"transformers' {wanted} has no counterpart for the vision tower, which is a "
-            f"{described['model_type']}"
-        )
-    # Keys of a directory with the vision tower alone.
-    for name in ("architectures", "vision_use_head"):
-        described.pop(name, None)
-    images = getattr(getattr(model, "preprocessor", None), "image_preprocessor", None)
-    return described, {} if images is None else _pictures(images, config.projects)
-
-
-def _pictures(
-    images: ViTImageClassifierPreprocessor | NaFlexViTImageClassifierPreprocessor, projects: bool
-) -> dict[str, Any]:
-    if isinstance(images, NaFlexViTImageClassifierPreprocessor):
-        return patch_form(images)
-    return {
-        **picture_form(images),
-        "image_processor_type": f"{'CLIP' if projects else 'Siglip'}ImageProcessor",
-    }
 
 
 # === Presets ===
@@ -258,18 +242,14 @@ def _fit_preprocessor(settings: dict[str, Any], config: TwoTowersConfig) -> dict
     return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 
 
-def sizes(config: TwoTowersConfig) -> Sizes:
-    """Returns the sizes of the vision tower, the larger one in the published models."""
-    return encoder(config.vision, tokens=config.vision.num_tokens)
-
-
 FAMILY = Family(
     name="two_towers",
     backbone=TwoTowersBackbone,
     tasks=(ImageTextSimilarity,),
     presets=PRESETS,
     formats=(TwoTowersFormat(KINDS),),
-    sizes=sizes,
+    # Of the vision tower, the larger one in the published models.
+    sizes=lambda config: encoder(config.vision, tokens=config.vision.num_tokens),
     transformers_form=transformers_form,
     fit_preprocessor=_fit_preprocessor,
 )

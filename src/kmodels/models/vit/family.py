@@ -1,9 +1,8 @@
 """The description of the family that the loaders use."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from kmodels.models.blocks.sizes import Sizes, encoder
+from kmodels.models.blocks.sizes import encoder
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.detection import ViTObjectDetector
@@ -27,22 +26,16 @@ from kmodels.models.vit.weights.huggingface_export import transformers_form
 from kmodels.models.vit.weights.keras_hub import PEERS
 from kmodels.models.vit.weights.resizing import adapt_rules, adapt_statistics, fitting
 from kmodels.registry import Family
-from kmodels.weights.tensors import LazyArray
 
 HEADS = ("logits/", "distillation_logits/")
-# Of a segmenter: a classifier does not read them, nor a segmenter those of a classifier.
-PIXEL_HEADS = ("batch_norm/", "pixel_logits/")
-DECODER = ("decoder/",)
 SIZES_OF_DECODER = (
     *("decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads"),
     "decoder_intermediate_size",
 )
-# Of a detector.
-OBJECTS = ("object_queries/", "box_head/reference")
-OF_DECODER = ("memory/", "object_queries/", "decoder_", "object_logits/", "box_head/")
+OF_DETECTOR = ("memory/", "object_queries/", "decoder_", "object_logits/", "box_head/")
 # Of EoMT's settings each decides some variables.
 OF_QUERIES = {
-    "num_queries": ("queries/", *OBJECTS),
+    "num_queries": ("queries/", "object_queries/", "box_head/reference"),
     "num_blocks": ("mask_probabilities/attn_mask_probs",),
     "annealing_steps": ("mask_probabilities/step",),
     "num_upscale_blocks": ("upscale_", "mask_head/"),
@@ -65,15 +58,6 @@ def _fit_preprocessor(settings: dict[str, Any], config: ViTConfig) -> dict[str, 
     return fit_crop({**settings, **changed}, size)
 
 
-def _fit(tensors: Mapping[str, LazyArray], stored: ViTConfig, wanted: ViTConfig) -> Any:
-    return fitting(stored, "tokens/position_embedding")(tensors, wanted)
-
-
-def sizes(config: ViTConfig) -> Sizes:
-    """Returns the sizes that decide the memory of a step."""
-    return encoder(config, tokens=config.num_tokens)
-
-
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
@@ -93,17 +77,20 @@ FAMILY = Family(
         "pooling": ("pooling/", "distillation_logits/"),
         "pooled_norm": ("pooled_norm/",),
         "intermediate_dim": ("pre_logits/", *HEADS),
-        "use_batch_norm": PIXEL_HEADS,
-        **dict.fromkeys(SIZES_OF_DECODER, DECODER),
+        # A classifier does not read these, nor a segmenter those of a classifier.
+        "use_batch_norm": ("batch_norm/", "pixel_logits/"),
+        **dict.fromkeys(SIZES_OF_DECODER, ("decoder/",)),
         **OF_QUERIES,
-        **dict.fromkeys(("num_decoder_layers", "decoder_dim", "decoder_mlp_dim"), OF_DECODER),
+        **dict.fromkeys(("num_decoder_layers", "decoder_dim", "decoder_mlp_dim"), OF_DETECTOR),
     },
     new_where_absent=frozenset({"use_batch_norm", *SIZES_OF_DECODER, *OF_QUERIES, "decoder_dim"}),
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
-    fit=_fit,
+    fit=lambda tensors, stored, wanted: fitting(stored, "tokens/position_embedding")(
+        tensors, wanted
+    ),
     fit_rules=adapt_rules,
-    sizes=sizes,
+    sizes=lambda config: encoder(config, tokens=config.num_tokens),
     transformers_form=transformers_form,
     keras_hub=PEERS,
 )

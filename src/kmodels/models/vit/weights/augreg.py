@@ -127,9 +127,35 @@ def open_checkpoint(
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     if (absent := prefix + positions) not in tensors:
         raise InputError(f"{path} has no {absent}; only learned position embeddings are supported")
-    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision, overrides)
+    block = f"{prefix}Transformer/encoderblock_"
+    layers = {int(m[1]) for x in tensors if (m := re.match(rf"{re.escape(block)}(\d+)/", x))}
+    first = f"{block}0/MultiHeadDotProductAttention_{0 if big_vision else 1}/query/kernel"
+    up = f"{block}0/MlpBlock_{0 if big_vision else 3}/Dense_0/kernel"
+    if absent := [name for name in (first, up) if name not in tensors]:
+        raise InputError(f"{path} is not a known ViT: it lacks {', '.join(absent)}")
+    patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
+    rows = tensors[prefix + positions].shape[1]
+    has_class = f"{prefix}cls" in tensors
+    shape = overrides.get("image_shape")
+    grids = [(shape[0] // patch, shape[1] // patch)] if shape else []
+    # big_vision adds the positions before the class token, vision_transformer after it.
+    fronts = (0,) if not has_class else (0, 1) if big_vision else (1, 0)
+    if "position_over_prefix" in overrides:
+        fronts = (int(has_class and overrides["position_over_prefix"]),)
+    grid = table_grid(f"{path}: {prefix}{positions}", rows, fronts, grids)
+    backbone = {
+        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
+        "patch_size": patch,
+        "num_layers": len(layers),
+        "num_heads": tensors[first].shape[1],
+        "hidden_dim": width,
+        "mlp_dim": tensors[up].shape[1],
+        "layer_norm_epsilon": 1e-6,
+        "use_class_token": has_class,
+        "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
+        "position_interpolation": "bilinear",
+    }
     config = ViTConfig(**backbone)
-    has_class = config.use_class_token
     head = tensors.get(f"{prefix}head/kernel")
     middle = tensors.get(f"{prefix}pre_logits/kernel")
     pooling = "map" if f"{prefix}MAPHead_0/probe" in tensors else "token" if has_class else "gap"
@@ -173,44 +199,6 @@ def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
             read = partial(lambda name, i: whole(name)[i], name, i)
             unstacked[block] = LazyArray(stack.shape[1:], stack.dtype, read)
     return unstacked
-
-
-def _backbone(
-    path: Path,
-    tensors: Mapping[str, LazyArray],
-    prefix: str,
-    positions: str,
-    big_vision: bool,
-    overrides: Mapping[str, Any],
-) -> dict[str, Any]:
-    block = f"{prefix}Transformer/encoderblock_"
-    layers = {int(m[1]) for x in tensors if (m := re.match(rf"{re.escape(block)}(\d+)/", x))}
-    first = f"{block}0/MultiHeadDotProductAttention_{0 if big_vision else 1}/query/kernel"
-    up = f"{block}0/MlpBlock_{0 if big_vision else 3}/Dense_0/kernel"
-    if absent := [name for name in (first, up) if name not in tensors]:
-        raise InputError(f"{path} is not a known ViT: it lacks {', '.join(absent)}")
-    patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
-    rows = tensors[positions].shape[1]
-    has_class = f"{prefix}cls" in tensors
-    shape = overrides.get("image_shape")
-    grids = [(shape[0] // patch, shape[1] // patch)] if shape else []
-    # big_vision adds the positions before the class token, vision_transformer after it.
-    fronts = (0,) if not has_class else (0, 1) if big_vision else (1, 0)
-    if "position_over_prefix" in overrides:
-        fronts = (int(has_class and overrides["position_over_prefix"]),)
-    grid = table_grid(f"{path}: {positions}", rows, fronts, grids)
-    return {
-        "image_shape": (grid[0] * patch, grid[1] * patch, channels),
-        "patch_size": patch,
-        "num_layers": len(layers),
-        "num_heads": tensors[first].shape[1],
-        "hidden_dim": width,
-        "mlp_dim": tensors[up].shape[1],
-        "layer_norm_epsilon": 1e-6,
-        "use_class_token": has_class,
-        "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
-        "position_interpolation": "bilinear",
-    }
 
 
 # The class token tells the names apart: with one they are the older names, which timm reads too.

@@ -11,8 +11,14 @@ from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import Rule, leading_axes, patch_kernel, transpose
+from kmodels.models.vit.weights.huggingface_config import Tensors, ViTFormat, checkpoint
+from kmodels.weights import (
+    Rule,
+    SourceCheckpoint,
+    leading_axes,
+    patch_kernel,
+    transpose,
+)
 
 CLIP = ("clip", "clip_vision_model")
 SIGLIP = ("siglip", "siglip_vision_model")
@@ -68,14 +74,13 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
     return [*encoder_rules.prefixed(prefix, table), *encoder_rules.dense({head: "logits"})]
 
 
-def _read(directory: Directory) -> Reading:
-    path, description, _, tensors, weights = directory
+def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCheckpoint:
     kind = description["model_type"]
     # The older name takes precedence, as in transformers; null means defaults.
     settings = description.get("vision_config", description)
     vision = description.get("vision_config_dict") or settings or {}
     prefix = prefix_of(tensors, PREFIX)
-    classes = huggingface_config.labels(description, weights, "ForImageClassification")
+    classes = huggingface_config.labels(description, tensors, "ForImageClassification")
     head = tensors.get("classifier.weight")
     classes = classes if head is None else head.shape[0]
     left, projection, native = [*OTHERS, f"{prefix}{OLD}"], None, kind in SIGLIP2
@@ -92,7 +97,8 @@ def _read(directory: Directory) -> Reading:
         if classes is not None:
             # It takes the mean over the tokens; the attention pooling is there all the same.
             left.append(f"{prefix}head.")
-    return Reading(
+    return checkpoint(
+        path,
         backbone,
         task,
         rules=lambda config: rules(config, prefix, projection is not None, native),

@@ -1,11 +1,20 @@
 """Hugging Face directories of DINOv2, with and without registers."""
 
+from pathlib import Path
+from typing import Any
+
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import Rule, leading_axes, patch_kernel, transpose
+from kmodels.models.vit.weights.huggingface_config import Tensors, ViTFormat, checkpoint
+from kmodels.weights import (
+    Rule,
+    SourceCheckpoint,
+    leading_axes,
+    patch_kernel,
+    transpose,
+)
 
 KINDS = ("dinov2", "dinov2_with_registers")
 POSITIONS = "embeddings.position_embeddings"
@@ -70,13 +79,19 @@ def gated_dim(width: int, ratio: int) -> int:
     return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
-def _read(directory: Directory) -> Reading:
-    path, description, overrides, tensors, weights = directory
+def ratio_of(config: ViTConfig) -> int | None:
+    """Returns the multiple of the width, below 17, that gives the MLP of a config, or None."""
+    width, gated = config.hidden_dim, config.use_swiglu_ffn
+    dims = (gated_dim(width, ratio) if gated else width * ratio for ratio in range(1, 17))
+    return next((i for i, dim in enumerate(dims, 1) if dim == config.mlp_dim), None)
+
+
+def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCheckpoint:
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_ATTENTION)
     prefix = prefix_of(tensors, f"{kind}.")
-    mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)
+    mask = f"{prefix}{MASK}" in tensors if tensors else registers or get("use_mask_token", True)
     width, ratio, gated = (
         get("hidden_size", 768),
         get("mlp_ratio", 4),
@@ -96,15 +111,14 @@ def _read(directory: Directory) -> Reading:
     if registers:
         # Unlike its sibling, this one smooths before it shrinks.
         backbone["position_interpolation"] = "bicubic_antialias"
-    if overrides.get("use_mask_token") is False:
-        tensors.pop(f"{prefix}{MASK}", None)
     attention = f"{prefix}{BLOCK}.attention.attention"
     layers = backbone["num_layers"]
     tensors = huggingface_config.with_zero_biases(tensors, attention, layers, width)
     head = tensors.get("classifier.weight")
-    labels = huggingface_config.labels(description, weights, "ForImageClassification")
+    labels = huggingface_config.labels(description, tensors, "ForImageClassification")
     classes = labels if head is None else head.shape[0]
-    return Reading(
+    return checkpoint(
+        path,
         backbone,
         task={"pooling": "token" if classes is None else "token_gap", "num_classes": classes},
         rules=lambda config: [*rules(config, prefix), *newer_rules(prefix)],

@@ -7,8 +7,8 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import Rule, patch_kernel
+from kmodels.models.vit.weights.huggingface_config import Tensors, ViTFormat, checkpoint
+from kmodels.weights import Rule, SourceCheckpoint, patch_kernel
 
 KIND = "dinov3_vit"
 MASK = "embeddings.mask_token"
@@ -95,8 +95,7 @@ def turning(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(directory: Directory) -> Reading:
-    path, description, overrides, tensors, weights = directory
+def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCheckpoint:
     get = description.get
     defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
     backbone = huggingface_config.backbone_fields(path, defaults | ungated(path, description)) | {
@@ -104,20 +103,20 @@ def _read(directory: Directory) -> Reading:
         "drop_path_rate": get("drop_path_rate", 0.0),
         "layer_scale": get("layerscale_value", 1.0),
         "num_register_tokens": get("num_register_tokens", 0),
-        "use_mask_token": MASK in tensors if weights else True,
+        "use_mask_token": MASK in tensors if tensors else True,
         "use_swiglu_ffn": get("use_gated_mlp", False),
         "use_position_embedding": False,
         **turning(path, description),
     }
-    left = {MASK} if overrides.get("use_mask_token") is False else set()
     if REGISTERS in tensors and not tensors[REGISTERS].nbytes:
-        left.add(REGISTERS)
+        del tensors[REGISTERS]
     deeper = any(name.startswith(DEEPER) for name in tensors)
-    return Reading(
+    return checkpoint(
+        path,
         backbone,
         task={"pooling": "token", "num_classes": None},
         rules=lambda config: rules(config, DEEPER if deeper else ""),
-        tensors={name: x for name, x in tensors.items() if name not in left},
+        tensors=tensors,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
-from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import LazyArray, Rule, leading_axes
+from kmodels.models.vit.weights.huggingface_config import Tensors, ViTFormat, checkpoint
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, leading_axes
 from kmodels.weights.rules import Transform
 
 KINDS = ("eomt", "eomt_dinov3")
@@ -104,11 +105,9 @@ def rules(config: ViTConfig) -> list[Rule]:
     return [*renamed, *head_rules(config.hidden_dim)]
 
 
-def _read(directory: Directory) -> Reading:
-    path, description, _, tensors, weights = directory
+def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCheckpoint:
     get, turns = description.get, description["model_type"] == KINDS[1]
     shown = dinov3.ungated(path, description) if turns else description
-    tensors = dict(tensors)
     backbone = huggingface_config.backbone_fields(path, SIZES | shown) | {
         "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
         "drop_path_rate": get("drop_path_rate", 0.0),
@@ -140,9 +139,10 @@ def _read(directory: Directory) -> Reading:
     if REGISTERS in tensors and not tensors[REGISTERS].nbytes:
         del tensors[REGISTERS]
     head = tensors.get("class_predictor.bias")
-    labels = huggingface_config.labels(description, weights, "ForUniversalSegmentation")
+    labels = huggingface_config.labels(description, tensors, "ForUniversalSegmentation")
     classes = labels if head is None else head.shape[0] - 1
-    return Reading(
+    return checkpoint(
+        path,
         backbone,
         task={"num_classes": classes, **settings},
         rules=rules,

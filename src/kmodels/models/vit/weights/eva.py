@@ -9,7 +9,6 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import timm
 from kmodels.models.vit.weights.timm_names import form_of
 from kmodels.weights import LazyArray, Rule
-from kmodels.weights.positions import Grid
 
 # Heads of Perception Encoder's pooling, and the side of DINOv3's images in pixels: the usual ones,
 # which neither tensors nor names tell.
@@ -84,7 +83,8 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def _fields(file: timm.TimmFile) -> dict[str, Any]:
-    rotary = ROTARY[form_of(file.name)]
+    form, get = form_of(file.name), file.arguments.get
+    rotary = ROTARY[form]
     kind, indexing, half = THEIR_TYPES[rotary.rope_type]
     supported = {"rope_type": (kind, None), "rope_rotate_half": (half, None)}
     if indexing is not None:
@@ -103,7 +103,9 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
     if "pos_embed" in tensors:
         grid = file.grid(patch, sizes)
         over = tensors["pos_embed"].shape[1] > grid[0] * grid[1]
-    reference = (named[1] // named[0], named[1] // named[0])
+    side = named[1] // named[0]
+    reference = get("ref_feat_shape", (side, side) if rotary.reference else None)
+    offset = 1.0 if form == "perception" and has_class else 0.0
     gated = "blocks.0.mlp.fc1_g.weight" in tensors
     fields = shared | {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
@@ -117,11 +119,15 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
         "position_over_prefix": over or not has_class,
         "layer_scale": 1.0 if "blocks.0.gamma_1" in tensors else None,
         "use_swiglu_ffn": gated,
-        **_rotary(form_of(file.name), file.arguments, has_class, reference),
+        "rope_theta": float(get("rope_temperature", rotary.theta)),
+        "rope_type": rotary.rope_type,
+        "rope_grid_offset": float(get("rope_grid_offset", offset)),
+        "ref_feat_shape": (reference, reference) if isinstance(reference, int) else reference,
+        **{ours: get(theirs) for ours, theirs in MOVES.items()},
     }
     if (pooling := tensors.get("attn_pool.mlp.fc1.weight")) is not None:
-        usual = POOLING_HEADS if form_of(file.name) == "perception" else None  # num_heads
-        fields["pooling_num_heads"] = file.arguments.get("attn_pool_num_heads") or usual
+        usual = POOLING_HEADS if form == "perception" else None  # num_heads
+        fields["pooling_num_heads"] = get("attn_pool_num_heads") or usual
         fields["pooling_mlp_dim"] = pooling.shape[0]
         fields["pool_include_prefix"] = True
     return fields
@@ -129,22 +135,6 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
 
 def _has_bias(tensors: Mapping[str, LazyArray], alone: str = "qkv.bias") -> bool:
     return any(f"blocks.0.attn.{name}" in tensors for name in (alone, "qkv.bias"))
-
-
-def _rotary(
-    form: str, arguments: dict[str, Any], has_class: bool, reference: Grid
-) -> dict[str, Any]:
-    """Returns the rotary embedding: settings of the file, or else of the form."""
-    get, rotary = arguments.get, ROTARY[form]
-    shape = get("ref_feat_shape", reference if rotary.reference else None)
-    offset = 1.0 if form == "perception" and has_class else 0.0
-    return {
-        "rope_theta": float(get("rope_temperature", rotary.theta)),
-        "rope_type": rotary.rope_type,
-        "rope_grid_offset": float(get("rope_grid_offset", offset)),
-        "ref_feat_shape": (shape, shape) if isinstance(shape, int) else shape,
-        **{ours: get(theirs) for ours, theirs in MOVES.items()},
-    }
 
 
 FORMAT = timm.TimmFormat(ROTARY, _fields, rules, assumed=())

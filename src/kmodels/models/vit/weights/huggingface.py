@@ -1,20 +1,30 @@
 """Hugging Face directories of ViT, DeiT, I-JEPA and MAE: with their heads or decoder, or bare."""
 
+from pathlib import Path
+from typing import Any
+
 from kmodels.core.errors import InputError
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import huggingface_config, mae
-from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import Rule, patch_kernel
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.models.vit.weights.huggingface_config import Tensors, ViTFormat, checkpoint
+from kmodels.weights import Rule, SourceCheckpoint, patch_kernel
 
 # The prefix of the encoder in a model with a head.
 PREFIXES = {"vit": "vit.", "deit": "deit.", "ijepa": "ijepa.", "vit_mae": "vit."}
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
-CLASSIFIER = {"classifier": "logits"}
-# The heads of DeiT with a teacher.
-CLASSIFIERS = {"cls_classifier": "logits", "distillation_classifier": "distillation_logits"}
+# MAE's decoder, and the settings of its task with transformers' defaults.
+MAE, DECODER, DECODER_BLOCK = "vit_mae", "decoder.", "decoder_encoder.layer.{i}"
+DECODER_SETTINGS = {
+    "decoder_hidden_size": 512,
+    "decoder_num_hidden_layers": 8,
+    "decoder_num_attention_heads": 16,
+    "decoder_intermediate_size": 2048,
+    "mask_ratio": 0.75,
+    "norm_pix_loss": False,
+}
 
 
 def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> list[Rule]:
@@ -37,8 +47,24 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
         *encoder_rules.dense({"pooler.dense": "pre_logits"}),
         *encoder_rules.norms({"layernorm": "final_norm"}),
     ]
-    heads = encoder_rules.dense(CLASSIFIERS if distilled else CLASSIFIER)
-    return [*encoder_rules.prefixed(prefix, table), *heads]
+    heads = {"classifier": "logits"}
+    if distilled:
+        heads = {"cls_classifier": "logits", "distillation_classifier": "distillation_logits"}
+    return [*encoder_rules.prefixed(prefix, table), *encoder_rules.dense(heads)]
+
+
+def decoder_rules() -> list[Rule]:
+    """Returns the table of MAE's decoder."""
+    table = [
+        Rule("mask_token", "decoder/mask_token"),
+        Rule("decoder_pos_embed", "decoder/position_embedding"),
+        *encoder_rules.dense(
+            {"decoder_embed": "decoder/embed", "decoder_pred": "decoder/prediction"}
+        ),
+        *huggingface_config.block_rules(DECODER_BLOCK, "decoder/block_{i}"),
+        *encoder_rules.norms({"decoder_norm": "decoder/norm"}),
+    ]
+    return encoder_rules.prefixed(DECODER, table)
 
 
 def is_ijepa(config: ViTConfig) -> bool:
@@ -54,8 +80,7 @@ def is_ijepa(config: ViTConfig) -> bool:
     )
 
 
-def _read(directory: Directory) -> Reading:
-    path, description, _, tensors, weights = directory
+def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCheckpoint:
     kind = description["model_type"]
     backbone = huggingface_config.backbone_fields(path, description) | {
         # The default is that of transformers' configurations.
@@ -64,12 +89,16 @@ def _read(directory: Directory) -> Reading:
         "use_class_token": kind != "ijepa",
     }
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_BLOCKS)
-    decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
+    decoder, notice = {}, None
+    if number := sum(name.startswith(DECODER) for name in tensors):
+        notice = f"{DECODER}*, {number} tensors of MAE's pretraining alone, are left out"
+    if kind == MAE and (number or not tensors):
+        decoder = {name: description.get(name, usual) for name, usual in DECODER_SETTINGS.items()}
     prefix = prefix_of(tensors, PREFIXES[kind])
     sizes = [(prefix + BLOCK, backbone["num_layers"], backbone["hidden_dim"])]
     if decoder:
         layers, width = decoder["decoder_num_hidden_layers"], decoder["decoder_hidden_size"]
-        sizes.append((mae.PREFIX + mae.BLOCK, layers, width))
+        sizes.append((DECODER + DECODER_BLOCK, layers, width))
     for block, layers, width in sizes:
         attention = f"{block}.attention.attention"
         tensors = huggingface_config.with_zero_biases(tensors, attention, layers, width)
@@ -79,12 +108,13 @@ def _read(directory: Directory) -> Reading:
             f"{path}: pooler_act is {description['pooler_act']!r}; only tanh is supported"
         )
     named = "DeiTForImageClassificationWithTeacher" in (description.get("architectures") or ())
-    distilled = "cls_classifier.weight" in tensors if weights else named
+    distilled = "cls_classifier.weight" in tensors if tensors else named
     head = tensors.get("cls_classifier.weight" if distilled else "classifier.weight")
     ending = "ForImageClassificationWithTeacher" if distilled else "ForImageClassification"
-    labels = huggingface_config.labels(description, weights, ending)
+    labels = huggingface_config.labels(description, tensors, ending)
     pooling = "gap" if kind == "ijepa" else "token"
-    return Reading(
+    return checkpoint(
+        path,
         backbone,
         task={
             "pooling": "distilled" if distilled else pooling,
@@ -92,7 +122,10 @@ def _read(directory: Directory) -> Reading:
             "num_classes": head.shape[0] if head is not None else labels,
             **decoder,
         },
-        rules=lambda config: [*rules(config, prefix, distilled), *(mae.rules() if decoder else ())],
+        rules=lambda config: [
+            *rules(config, prefix, distilled),
+            *(decoder_rules() if decoder else ()),
+        ],
         tensors=tensors,
         positions=prefix + POSITIONS,
         notice=notice,

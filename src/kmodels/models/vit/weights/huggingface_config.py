@@ -6,15 +6,16 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, read_optional
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.preprocessor import CLIP, HALF, IMAGENET
 from kmodels.models.vit.weights.resizing import fitting
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant
 
@@ -45,8 +46,6 @@ log = logging.getLogger("kmodels")
 
 # Pillow's numbers, in which Hugging Face writes them.
 INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-HALF, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-OF_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 
 
 def _defaults(statistics: Any, resample: int, size: Any = 224, crops: bool = False) -> dict:
@@ -64,8 +63,8 @@ DEFAULTS = {
     "ViT": _defaults(HALF, 2),
     "DeiT": _defaults(HALF, 3, 256, crops=True),
     "Beit": _defaults(HALF, 3),
-    "Bit": _defaults(OF_CLIP, 3, crops=True),
-    "CLIP": _defaults(OF_CLIP, 3, crops=True),
+    "Bit": _defaults(CLIP, 3, crops=True),
+    "CLIP": _defaults(CLIP, 3, crops=True),
     "Siglip": _defaults(HALF, 3, {"height": 224, "width": 224}),
     "Siglip2": _defaults(HALF, 2),
     "DINOv3ViT": _defaults(IMAGENET, 2),
@@ -107,47 +106,7 @@ NEWER_BLOCKS: dict[str, str | Callable[[re.Match[str]], str]] = {
 }
 
 
-class Directory(NamedTuple):
-    """A directory that is read.
-
-    Args:
-        path: path of the directory, for messages.
-        description: the object in its config.json.
-        given: fields of the config that the user gives.
-        tensors: those of its files; empty if the architecture alone is wanted.
-        weights: False if that is so, and no tensors need be there.
-    """
-
-    path: Path
-    description: dict[str, Any]
-    given: dict[str, Any]
-    tensors: Mapping[str, LazyArray]
-    weights: bool
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The contents of a directory.
-
-    Args:
-        config: fields of the backbone's config.
-        task: arguments of the task, as in `SourceCheckpoint`.
-        rules: function from the config to the table.
-        tensors: tensors by name.
-        positions: name of the position embedding; empty if there is none.
-        flat: True if it is (rows, D) instead of (1, rows, D).
-        notice: as in `SourceCheckpoint`.
-        notice_part: as in `SourceCheckpoint`.
-    """
-
-    config: dict[str, Any]
-    task: dict[str, Any]
-    rules: Callable[[ViTConfig], Sequence[Rule]]
-    tensors: Mapping[str, LazyArray]
-    positions: str = ""
-    flat: bool = False
-    notice: str | None = None
-    notice_part: str | None = None
+Tensors = dict[str, LazyArray]
 
 
 @dataclass(frozen=True)
@@ -156,30 +115,58 @@ class ViTFormat(EncoderDirectory):
 
     Args:
         kinds: `model_type` in their config.json.
-        read: reads one; raises `InputError` for settings that the model has no counterpart for.
+        read: function of the path, the object in config.json, and the tensors by name, empty if
+            the architecture alone is asked for; returns a `checkpoint`, or raises `InputError` for
+            settings that the model has no counterpart for.
     """
 
-    read: Callable[[Directory], Reading]
+    read: Callable[[Path, dict[str, Any], Tensors], SourceCheckpoint]
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory, see `kmodels.registry.Format`."""
-        tensors = self.tensors(path, description, weights)
-        reading = self.read(Directory(path, description, overrides, tensors, weights))
-        config = ViTConfig(**reading.config)
-        return SourceCheckpoint(
-            path=path,
-            kind="Hugging Face",
-            backbone=reading.config,
-            task=reading.task,
-            **preprocessing(path, preprocessor(path, config)),
-            tensors=reading.tensors,
-            rules=reading.rules(config),
-            fit=fitting(config, reading.positions, reading.flat),
-            notice=reading.notice,
-            notice_part=reading.notice_part,
-        )
+        read = self.read(path, description, self.tensors(path, description, weights))
+        if overrides.get("use_mask_token") is not False:
+            return read
+        masks = {rule.source for rule in read.rules if rule.target == "tokens/mask_token"}
+        return replace(read, tensors={k: x for k, x in read.tensors.items() if k not in masks})
+
+
+def checkpoint(
+    path: Path,
+    backbone: dict[str, Any],
+    task: dict[str, Any],
+    tensors: Mapping[str, LazyArray],
+    rules: Callable[[ViTConfig], Sequence[Rule]],
+    positions: str = "",
+    flat: bool = False,
+    **notice: Any,
+) -> SourceCheckpoint:
+    """Returns the contents of a directory.
+
+    Args:
+        path: path of the directory.
+        backbone: fields of the backbone's config.
+        task: arguments of the task, as in `SourceCheckpoint`.
+        tensors: tensors by name.
+        rules: function from the config to the table.
+        positions: name of the position embedding; empty if there is none.
+        flat: True if it is (rows, D) instead of (1, rows, D).
+        **notice: as in `SourceCheckpoint`.
+    """
+    config = ViTConfig(**backbone)
+    return SourceCheckpoint(
+        path=path,
+        kind="Hugging Face",
+        backbone=backbone,
+        task=task,
+        **preprocessing(path, preprocessor(path, config)),
+        tensors=tensors,
+        rules=rules(config),
+        fit=fitting(config, positions, flat),
+        **notice,
+    )
 
 
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
@@ -479,10 +466,10 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     }
 
 
-def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | None:
-    """Returns the number of classes in config.json; None with weights or another architecture."""
+def labels(description: Mapping[str, Any], tensors: Tensors, ending: str) -> int | None:
+    """Returns the number of classes in config.json; None with tensors or another architecture."""
     named = any(name.endswith(ending) for name in description.get("architectures") or ())
-    if weights or not named:
+    if tensors or not named:
         return None
     names = description.get("id2label")
     return len(names) if names else int(description.get("num_labels", 2))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,7 +11,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.encoder_rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
+from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface
 from kmodels.models.vit.weights.huggingface_config import picture_form
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
@@ -139,10 +140,6 @@ class Form:
         )
 
 
-# Multiples of the width among which DINOv2's MLPs are found.
-RATIOS = range(1, 17)
-
-
 def transformers_form(
     model: keras.Model,
 ) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
@@ -213,30 +210,38 @@ def transformers_form(
     return described, pictures, table, more
 
 
-def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-        ending = "Model" if head(settings) == NONE else "ForImageClassification"
-        if settings.get("pooling") == "distilled":
-            ending += "WithTeacher"
-        return {
-            "architectures": [f"{name}{ending}"],
-            "model_type": kind,
-            "hidden_dropout_prob": config.dropout_rate,
-            "attention_probs_dropout_prob": config.attention_dropout,
-            "qkv_bias": True,
-        }
-
-    return describe
+def _plain(kind: str, name: str, config: ViTConfig, settings: Settings) -> dict[str, Any]:
+    ending = "Model" if head(settings) == NONE else "ForImageClassification"
+    if settings.get("pooling") == "distilled":
+        ending += "WithTeacher"
+    return {
+        "architectures": [f"{name}{ending}"],
+        "model_type": kind,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "qkv_bias": True,
+    }
 
 
-def _plain_table(kind: str) -> Callable[[ViTConfig, Settings], list[Rule]]:
-    def table(config: ViTConfig, settings: Settings) -> list[Rule]:
-        prefix = f"{kind}." if head(settings) != NONE else ""
-        distilled = settings.get("pooling") == "distilled"
-        name = prefix + huggingface.POSITIONS
-        return _padded(config, name, huggingface.rules(config, prefix, distilled))
+def _plain_table(kind: str, config: ViTConfig, settings: Settings) -> list[Rule]:
+    prefix = f"{kind}." if head(settings) != NONE else ""
+    distilled = settings.get("pooling") == "distilled"
+    name = prefix + huggingface.POSITIONS
+    return _padded(config, name, huggingface.rules(config, prefix, distilled))
 
-    return table
+
+def _mae(config: ViTConfig, settings: Settings) -> dict[str, Any]:
+    return {
+        **_plain(huggingface.MAE, "ViTMAE", config, settings),
+        "architectures": ["ViTMAEForPreTraining"],
+        **{name: settings[name] for name in huggingface.DECODER_SETTINGS},
+    }
+
+
+def _mae_table(config: ViTConfig, settings: Settings) -> list[Rule]:
+    encoder = huggingface.rules(config, "vit.")
+    table = _padded(config, f"vit.{huggingface.POSITIONS}", encoder)
+    return [*table, *huggingface.decoder_rules()]
 
 
 def _padded(config: ViTConfig, name: str, table: list[Rule]) -> list[Rule]:
@@ -268,15 +273,12 @@ def _dinov2(config: ViTConfig, settings: Settings) -> dict[str, Any]:
 
 
 def _ratio(config: ViTConfig) -> int:
-    width = config.hidden_dim
-    for ratio in RATIOS:
-        dim = dinov2.gated_dim(width, ratio) if config.use_swiglu_ffn else width * ratio
-        if dim == config.mlp_dim:
-            return ratio
-    raise InputError(
-        f"transformers' DINOv2 has MLPs of whole multiples of the width {width}; mlp_dim is "
-        f"{config.mlp_dim}"
-    )
+    if (ratio := dinov2.ratio_of(config)) is None:
+        raise InputError(
+            f"transformers' DINOv2 has MLPs of whole multiples of the width {config.hidden_dim}; "
+            f"mlp_dim is {config.mlp_dim}"
+        )
+    return ratio
 
 
 def _dinov2_table(config: ViTConfig, settings: Settings) -> list[Rule]:
@@ -319,38 +321,31 @@ def _eomt(config: ViTConfig, settings: Settings) -> dict[str, Any]:
     return {**eomt.describe(config, settings), **own}
 
 
-def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
+def _tower(name: str, config: ViTConfig, settings: Settings) -> dict[str, Any]:
     """Returns config.json of a vision tower; one with a classifier becomes a part by `_nested`."""
-
-    def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
-        endings = {
-            NONE: "VisionModel",
-            LOGITS: "ForImageClassification",
-            PROJECTION: "VisionModelWithProjection",
-        }
-        form: dict[str, Any] = {
-            "architectures": [name + endings[head(settings)]],
-            "model_type": f"{name.lower()}_vision_model",
-            "attention_dropout": config.attention_dropout,
-        }
-        if head(settings) == PROJECTION:
-            form["projection_dim"] = settings["num_classes"]
-        if name != "CLIP":
-            form["vision_use_head"] = settings.get("pooling") == "map"
-        if name == "Siglip2":
-            form["num_patches"] = config.grid[0] * config.grid[1]
-        return form
-
-    return describe
+    endings = {
+        NONE: "VisionModel",
+        LOGITS: "ForImageClassification",
+        PROJECTION: "VisionModelWithProjection",
+    }
+    form: dict[str, Any] = {
+        "architectures": [name + endings[head(settings)]],
+        "model_type": f"{name.lower()}_vision_model",
+        "attention_dropout": config.attention_dropout,
+    }
+    if head(settings) == PROJECTION:
+        form["projection_dim"] = settings["num_classes"]
+    if name != "CLIP":
+        form["vision_use_head"] = settings.get("pooling") == "map"
+    if name == "Siglip2":
+        form["num_patches"] = config.grid[0] * config.grid[1]
+    return form
 
 
-def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rule]]:
-    def table(config: ViTConfig, settings: Settings) -> list[Rule]:
-        last = head(settings)
-        prefix = "" if last == NONE else clip_siglip.PREFIX
-        return clip_siglip.rules(config, prefix, last == PROJECTION, flat)
-
-    return table
+def _tower_table(flat: bool, config: ViTConfig, settings: Settings) -> list[Rule]:
+    last = head(settings)
+    prefix = "" if last == NONE else clip_siglip.PREFIX
+    return clip_siglip.rules(config, prefix, last == PROJECTION, flat)
 
 
 def _nested(described: dict[str, Any]) -> dict[str, Any]:
@@ -367,8 +362,8 @@ VIT = Form(
     frozenset(),
     frozenset({BIAS, UNBIASED, "position_over_prefix=False", "a pooler"}),
     frozenset({("token", NONE), ("token", LOGITS)}),
-    _plain("vit", "ViT"),
-    _plain_table("vit"),
+    partial(_plain, "vit", "ViT"),
+    partial(_plain_table, "vit"),
 )
 DINO = ("register tokens", "a mask token", "SwiGLU")
 DEIT = Form(
@@ -376,8 +371,8 @@ DEIT = Form(
     frozenset({"a distillation token"}),
     VIT.can,
     VIT.heads | {("distilled", LOGITS)},
-    _plain("deit", "DeiT"),
-    _plain_table("deit"),
+    partial(_plain, "deit", "DeiT"),
+    partial(_plain_table, "deit"),
 )
 DINOV2 = Form(
     "DINOv2",
@@ -401,16 +396,16 @@ CLIP = Form(
     frozenset({"pre_norm"}),
     frozenset({UNBIASED}),
     frozenset({("token", NONE), ("token", PROJECTION)}),
-    _tower("CLIP"),
-    _tower_table(),
+    partial(_tower, "CLIP"),
+    partial(_tower_table, False),
 )
 IJEPA = Form(
     "I-JEPA",
     frozenset({"use_class_token=False"}),
     frozenset({BIAS, UNBIASED}),
     frozenset({("gap", NONE), ("gap", LOGITS)}),
-    _plain("ijepa", "IJepa"),
-    _plain_table("ijepa"),
+    partial(_plain, "ijepa", "IJepa"),
+    partial(_plain_table, "ijepa"),
     only=huggingface.is_ijepa,
 )
 SIGLIP = Form(
@@ -418,24 +413,24 @@ SIGLIP = Form(
     frozenset({"use_class_token=False"}),
     frozenset({BIAS, UNBIASED}),
     frozenset({("map", NONE), ("gap", NONE), ("gap", LOGITS)}),
-    _tower("Siglip"),
-    _tower_table(),
+    partial(_tower, "Siglip"),
+    partial(_tower_table, False),
 )
 SIGLIP2 = Form(
     "SigLIP 2",
     SIGLIP.needs | {"positions of native aspect ratio"},
     SIGLIP.can,
     SIGLIP.heads,
-    _tower("Siglip2"),
-    _tower_table(flat=True),
+    partial(_tower, "Siglip2"),
+    partial(_tower_table, True),
 )
 MAE = Form(
     "MAE",
     frozenset(),
     frozenset({BIAS, UNBIASED, "position_over_prefix=False"}),
     frozenset({(None, NONE)}),
-    mae.describe,
-    lambda config, settings: [*_plain_table("vit")(config, {"num_classes": 1}), *mae.rules()],
+    _mae,
+    _mae_table,
     only=lambda config: config.grid[0] == config.grid[1],
 )
 EOMT = Form(

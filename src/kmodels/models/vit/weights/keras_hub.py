@@ -4,7 +4,7 @@ The facts are those of keras-hub 0.32. Dropout and stochastic depth act in train
 converted if both packages have them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kmodels.models.blocks.encoder_config import GELUS
@@ -13,12 +13,12 @@ from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights.augreg import attention, patches
-from kmodels.models.vit.weights.dinov2 import gated_dim
+from kmodels.models.vit.weights.dinov2 import gated_dim, ratio_of
+from kmodels.models.vit.weights.dinov3 import MOVES
 from kmodels.models.vit.weights.huggingface_export import (
     BIAS,
     LOGITS,
     NONE,
-    RATIOS,
     ROTARY,
     UNBIASED,
     lacking,
@@ -144,55 +144,70 @@ def siglip(config: ViTConfig) -> list[Rule]:
 
 # keras-hub's norms have no other in DINOv2, nor behind SigLIP's last block.
 EPSILON = 1e-6
-SHARED = ("num_layers", "num_heads", "hidden_dim")
 DEIT_NAMES = ("dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias")
-VIT_NAMES = (*DEIT_NAMES, "use_mlp_bias", "use_class_token", "use_patch_bias")
-DINOV2_NAMES = (
-    *("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate"),
-    "drop_path_rate",
-)
-DINOV3_NAMES = (
-    *("num_register_tokens", "use_mask_token", "attention_dropout", "drop_path_rate"),
-    *("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias"),
-    "rope_theta",
-)
-MOVES = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
 MAP = {"num_classes": 0, "pooling": "map"}
 
 
-def _fields(config: Settings, *names: str, **more: Any) -> dict[str, Any]:
-    patch = config["patch_size"]
-    return {
-        **{name: config[name] for name in (*SHARED, *names)},
-        "image_shape": tuple(config["image_shape"]),
-        "patch_size": patch if isinstance(patch, int) else patch[0],
-        "mlp_dim": config.get("mlp_dim", config.get("intermediate_dim")),
-        **more,
-    }
-
-
-def _strange(config: Settings, task: Settings) -> list[str]:
-    patch = config["patch_size"]
-    return [] if isinstance(patch, int) or patch[0] == patch[1] else [f"patches of {patch} pixels"]
-
-
-def _arguments(config: ViTConfig, *names: str) -> dict[str, Any]:
-    shared = ("image_shape", "patch_size", *SHARED, *names)
-    return {name: getattr(config, name) for name in shared}
-
-
-def _lacks(
+def _mapping(
+    backbone: str,
+    table: Callable[[ViTConfig], list[Rule]],
+    # keras-hub's arguments to fields of the config, besides those of every ViT
+    names: Mapping[str, str],
+    # the results of `unusual`, and the pairs of pooling and head, that keras-hub supports
     can: set[str],
     heads: set[tuple[str | None, str]],
-    more: Callable[[ViTConfig, Settings], dict[str, bool]],
-) -> Callable[[ViTConfig, Settings], list[str]]:
-    """Returns a function that lists the problems of `lacking` and of `more`."""
+    # further settings, and whether keras-hub lacks them; those of keras-hub that are lacking here
+    lacks: Callable[[ViTConfig, Settings], dict[str, bool]],
+    strange: Callable[[Settings, Settings], dict[str, bool]] = lambda given, task: {},
+    # keras-hub's arguments to further fields, and the reverse
+    fields: Callable[[Settings], dict[str, Any]] = lambda given: {},
+    arguments: Callable[[ViTConfig], dict[str, Any]] = lambda config: {},
+    task: str | None = None,
+    **more: Any,
+) -> KerasHubMapping:
+    """Returns the mapping of a kind of ViT; other arguments are as in `KerasHubMapping`."""
+    names = {**_same("num_layers", "num_heads", "hidden_dim"), **names}
+
+    def to_fields(given: Settings) -> dict[str, Any]:
+        patch = given["patch_size"]
+        return {
+            **{ours: given[theirs] for theirs, ours in names.items()},
+            "image_shape": tuple(given["image_shape"]),
+            "patch_size": patch if isinstance(patch, int) else patch[0],
+            **fields(given),
+        }
+
+    def to_arguments(config: ViTConfig) -> dict[str, Any]:
+        own = {theirs: getattr(config, ours) for theirs, ours in names.items()}
+        images = {"image_shape": config.image_shape, "patch_size": config.patch_size}
+        return {**images, **own, **arguments(config)}
+
+    def unsupported_in(given: Settings, task: Settings) -> list[str]:
+        patch = given["patch_size"]
+        oblong = not isinstance(patch, int) and patch[0] != patch[1]
+        problems = {f"patches of {patch} pixels": oblong, **strange(given, task)}
+        return [text for text, there in problems.items() if there]
 
     def unsupported_out(config: ViTConfig, settings: Settings) -> list[str]:
-        own = [text for text, there in more(config, settings).items() if there]
+        own = [text for text, there in lacks(config, settings).items() if there]
         return [*lacking(config, settings, can, heads), *own]
 
-    return unsupported_out
+    return KerasHubMapping(
+        backbone=backbone,
+        task=task,
+        ours=ViTBackbone,
+        our_task=ViTImageClassifier,
+        table=table,
+        fields=to_fields,
+        arguments=to_arguments,
+        unsupported_in=unsupported_in,
+        unsupported_out=unsupported_out,
+        **more,
+    )
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
 
 
 def _gelu(config: ViTConfig) -> dict[str, bool]:
@@ -228,214 +243,145 @@ def _head(settings: Settings) -> dict[str, Any]:
     return {**_settings(settings), "activation": None if activation == "linear" else activation}
 
 
-def _vit_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
-    gap = settings.get("pooling") == "gap" and config.use_class_token
-    return {**_gelu(config), 'pooling="gap" beside a class token, which it takes in': gap}
-
-
-def _strange_gap(config: Settings, task: Settings) -> list[str]:
+def _strange_gap(config: Settings, task: Settings) -> dict[str, bool]:
     # Its mean takes in every token, as ours does without a class token.
     mean = task.get("pooling") == "gap" and config.get("use_class_token", True)
-    return [
-        *_strange(config, task),
-        *(['pooling="gap" that takes in the class token'] if mean else []),
-    ]
+    return {'pooling="gap" that takes in the class token': mean}
 
 
-VIT = KerasHubMapping(
-    backbone="ViTBackbone",
+VIT = _mapping(
+    "ViTBackbone",
+    vit,
+    _same("mlp_dim", *DEIT_NAMES, "use_mlp_bias", "use_class_token", "use_patch_bias"),
+    can={BIAS, "use_class_token=False", "intermediate_dim", "a pooler", "an activation"},
+    heads={("token", LOGITS), ("gap", LOGITS)},
+    lacks=lambda config, settings: {
+        **_gelu(config),
+        'pooling="gap" beside a class token, which it takes in': (
+            settings.get("pooling") == "gap" and config.use_class_token
+        ),
+    },
+    strange=_strange_gap,
     task="ViTImageClassifier",
-    ours=ViTBackbone,
-    our_task=ViTImageClassifier,
-    unsupported_in=_strange_gap,
-    fields=lambda given: _fields(given, *VIT_NAMES),
-    arguments=lambda config: _arguments(config, "mlp_dim", *VIT_NAMES),
     settings=_settings,
     head=_head,
-    table=vit,
     belongs=lambda config, settings: True,
-    unsupported_out=_lacks(
-        {BIAS, "use_class_token=False", "intermediate_dim", "a pooler", "an activation"},
-        {("token", LOGITS), ("gap", LOGITS)},
-        _vit_lacks,
-    ),
 )
-DEIT = KerasHubMapping(
-    backbone="DeiTBackbone",
+DEIT = _mapping(
+    "DeiTBackbone",
+    deit,
+    _same(*DEIT_NAMES) | {"intermediate_dim": "mlp_dim"},
+    can={BIAS, "a distillation token", "an activation"},
+    heads={("token", LOGITS)},
+    lacks=lambda config, settings: {**_gelu(config), **_biases(config)},
+    strange=_strange_gap,
+    fields=lambda given: {"use_distillation_token": True, "position_interpolation": "bicubic"},
     task="DeiTImageClassifier",
-    ours=ViTBackbone,
-    our_task=ViTImageClassifier,
-    unsupported_in=_strange_gap,
-    fields=lambda given: _fields(
-        given, *DEIT_NAMES, use_distillation_token=True, position_interpolation="bicubic"
-    ),
-    arguments=lambda config: {
-        **_arguments(config, *DEIT_NAMES),
-        "intermediate_dim": config.mlp_dim,
-    },
     settings=_settings,
     head=lambda settings: {k: v for k, v in _head(settings).items() if k != "intermediate_dim"},
-    table=deit,
     belongs=lambda config, settings: config.use_distillation_token,
-    unsupported_out=_lacks(
-        {BIAS, "a distillation token", "an activation"},
-        {("token", LOGITS)},
-        lambda config, settings: {**_gelu(config), **_biases(config)},
-    ),
 )
-
-
-def _ratio(config: ViTConfig) -> int | None:
-    """Returns the MLP width of which DINOv2's gate has two thirds."""
-    for ratio in RATIOS:
-        if gated_dim(config.hidden_dim, ratio) == config.mlp_dim:
-            return ratio * config.hidden_dim
-    return None
-
-
-def _dinov2_fields(config: Settings) -> dict[str, Any]:
-    gated, width = config["use_swiglu_ffn"], config["intermediate_dim"]
-    return _fields(
-        config,
-        *DINOV2_NAMES,
-        mlp_dim=gated_dim(width, 1) if gated else width,
-        layer_scale=config["layer_scale_init_value"],
-        attention_dropout=config["dropout_rate"],
-        position_interpolation=(
-            "bicubic_antialias" if config["antialias_in_interpolation"] else "bicubic"
-        ),
-    )
-
-
-def _dinov2_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
-    gated = config.use_swiglu_ffn
-    return {
+DINOV2 = _mapping(
+    "DINOV2Backbone",
+    dinov2,
+    _same("num_register_tokens", "use_mask_token", "use_swiglu_ffn", "dropout_rate")
+    | _same("drop_path_rate")
+    | {"layer_scale_init_value": "layer_scale"},
+    can={BIAS, "layer_scale", "register tokens", "a mask token", "SwiGLU"},
+    heads={(None, NONE)},
+    lacks=lambda config, settings: {
         **_gelu(config),
         **_fixed(config),
-        f"mlp_dim={config.mlp_dim} with SwiGLU": gated and _ratio(config) is None,
+        f"mlp_dim={config.mlp_dim} with SwiGLU": (
+            config.use_swiglu_ffn and ratio_of(config) is None
+        ),
         "a head (give model.backbone)": bool(settings),
-    }
-
-
-DINOV2 = KerasHubMapping(
-    backbone="DINOV2Backbone",
-    task=None,
-    ours=ViTBackbone,
-    our_task=ViTImageClassifier,
-    unsupported_in=_strange,
-    fields=_dinov2_fields,
+    },
+    fields=lambda given: {
+        "mlp_dim": (
+            gated_dim(given["intermediate_dim"], 1)
+            if given["use_swiglu_ffn"]
+            else given["intermediate_dim"]
+        ),
+        "attention_dropout": given["dropout_rate"],
+        "position_interpolation": (
+            "bicubic_antialias" if given["antialias_in_interpolation"] else "bicubic"
+        ),
+    },
     arguments=lambda config: {
-        **_arguments(config, *DINOV2_NAMES),
-        "intermediate_dim": _ratio(config) if config.use_swiglu_ffn else config.mlp_dim,
-        "layer_scale_init_value": config.layer_scale,
+        # Of SwiGLU the width of which the gate has two thirds.
+        "intermediate_dim": (
+            config.hidden_dim * (ratio_of(config) or 0) if config.use_swiglu_ffn else config.mlp_dim
+        ),
         "position_embedding_shape": config.image_shape,
         "antialias_in_interpolation": config.position_interpolation == "bicubic_antialias",
     },
-    table=dinov2,
     belongs=lambda config, settings: config.layer_scale is not None,
-    unsupported_out=_lacks(
-        {BIAS, "layer_scale", "register tokens", "a mask token", "SwiGLU"},
-        {(None, NONE)},
-        _dinov2_lacks,
-    ),
     # The table that was trained, from which the one in use is made for the size of the images.
     copies={"embeddings/position_embeddings": "embeddings/interpolated_position_embeddings"},
 )
 
 
-def _dinov3_strange(config: Settings, task: Settings) -> list[str]:
-    name, gated = config["hidden_activation"], config["use_gated_mlp"]
+def _strange_gate(given: Settings, task: Settings) -> dict[str, bool]:
+    name, gated = given["hidden_activation"], given["use_gated_mlp"]
     odd = name != ("silu" if gated else "gelu")
-    return [
-        *_strange(config, task),
-        *([f"hidden_activation={name!r} with use_gated_mlp={gated}"] if odd else []),
-    ]
+    return {f"hidden_activation={name!r} with use_gated_mlp={gated}": odd}
 
 
-def _dinov3_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
-    moves = {f"{name}={getattr(config, name)}": True for name in MOVES if getattr(config, name)}
-    return {
+DINOV3 = _mapping(
+    "DINOV3Backbone",
+    dinov3,
+    _same("num_register_tokens", "use_mask_token", "attention_dropout", "drop_path_rate")
+    | _same("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias")
+    | _same("rope_theta")
+    | {"intermediate_dim": "mlp_dim", "layer_scale_init_value": "layer_scale"}
+    | {"layer_norm_eps": "layer_norm_epsilon", "use_gated_mlp": "use_swiglu_ffn"},
+    can={
+        *(BIAS, UNBIASED, ROTARY, "layer_scale", "register tokens", "a mask token", "SwiGLU"),
+        "use_position_embedding=False",
+    },
+    heads={(None, NONE)},
+    lacks=lambda config, settings: {
         **_gelu(config),
-        **moves,
+        **{f"{name}={value}": bool(value) for name in MOVES for value in [getattr(config, name)]},
         "use_patch_bias=False": not config.use_patch_bias,
         "use_mha_bias=False": not config.use_mha_bias,
         f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
         "a head (give model.backbone)": bool(settings),
-    }
-
-
-DINOV3 = KerasHubMapping(
-    backbone="DINOV3Backbone",
-    task=None,
-    ours=ViTBackbone,
-    our_task=ViTImageClassifier,
-    unsupported_in=_dinov3_strange,
-    fields=lambda given: _fields(
-        given,
-        *DINOV3_NAMES,
-        layer_scale=given["layer_scale_init_value"],
-        layer_norm_epsilon=given["layer_norm_eps"],
-        use_swiglu_ffn=given["use_gated_mlp"],
-        use_position_embedding=False,
-    ),
-    arguments=lambda config: {
-        **_arguments(config, *DINOV3_NAMES),
-        "intermediate_dim": config.mlp_dim,
-        "layer_scale_init_value": config.layer_scale,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "use_gated_mlp": config.use_swiglu_ffn,
-        "hidden_activation": "silu" if config.use_swiglu_ffn else "gelu",
     },
-    table=dinov3,
+    strange=_strange_gate,
+    fields=lambda given: {"use_position_embedding": False},
+    arguments=lambda config: {"hidden_activation": "silu" if config.use_swiglu_ffn else "gelu"},
     belongs=lambda config, settings: config.rope_theta is not None,
-    unsupported_out=_lacks(
-        {
-            *(BIAS, UNBIASED, ROTARY, "layer_scale", "register tokens", "a mask token", "SwiGLU"),
-            "use_position_embedding=False",
-        },
-        {(None, NONE)},
-        _dinov3_lacks,
-    ),
 )
-SIGLIP = KerasHubMapping(
-    backbone="SigLIPVisionEncoder",
-    task=None,
-    ours=ViTBackbone,
-    our_task=ViTImageClassifier,
-    fields=lambda given: _fields(
-        given,
-        use_class_token=False,
-        layer_norm_epsilon=given["layer_norm_epsilon"],
-        approximate_gelu=GELUS.get(given["intermediate_activation"], False),
-        position_interpolation="bicubic",
-    ),
-    unsupported_in=lambda given, task: [
-        *_strange(given, task),
-        *(
-            [f"intermediate_activation={given['intermediate_activation']!r}"]
-            if given["intermediate_activation"] not in GELUS
-            else []
-        ),
-    ],
+SIGLIP = _mapping(
+    "SigLIPVisionEncoder",
+    siglip,
+    _same("layer_norm_epsilon") | {"intermediate_dim": "mlp_dim"},
+    can={BIAS, "use_class_token=False", "positions of native aspect ratio"},
+    heads={("map", NONE)},
+    lacks=lambda config, settings: {
+        **_fixed(config),
+        "a class token": config.use_class_token,
+        f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
+        f"attention_dropout={config.attention_dropout}": bool(config.attention_dropout),
+    },
+    strange=lambda given, task: {
+        f"intermediate_activation={given['intermediate_activation']!r}": (
+            given["intermediate_activation"] not in GELUS
+        )
+    },
+    fields=lambda given: {
+        "use_class_token": False,
+        "approximate_gelu": GELUS.get(given["intermediate_activation"], False),
+        "position_interpolation": "bicubic",
+    },
     arguments=lambda config: {
-        **_arguments(config, "layer_norm_epsilon"),
-        "intermediate_dim": config.mlp_dim,
         "intermediate_activation": next(
             name for name, value in GELUS.items() if value == config.approximate_gelu
         ),
     },
-    table=siglip,
     belongs=lambda config, settings: settings.get("pooling") == "map",
-    unsupported_out=_lacks(
-        {BIAS, "use_class_token=False", "positions of native aspect ratio"},
-        {("map", NONE)},
-        lambda config, settings: {
-            **_fixed(config),
-            "a class token": config.use_class_token,
-            f"dropout_rate={config.dropout_rate}": bool(config.dropout_rate),
-            f"attention_dropout={config.attention_dropout}": bool(config.attention_dropout),
-        },
-    ),
     pooled=MAP,
     inside={"SigLIPBackbone": "vision_encoder"},
     copies={"embedding/position_ids": None},

@@ -14,6 +14,7 @@ from kmodels.core.schema import warn_of_unknown
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.preprocessor import CLIP, HALF, IMAGENET, Statistics
 from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.models.vit.weights.resizing import fitting
 from kmodels.models.vit.weights.timm_names import LACKING, Architecture, architecture, form_of
@@ -36,10 +37,6 @@ OF_TIMM = re.compile(r"(vit|deit|deit3|flexivit|eva_large|naflexvit)_")
 log = logging.getLogger("kmodels")
 # timm's default of the cropped share of an image.
 CROP = 0.875
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # timm's names, alone or with the tag behind a dot, for which it has one mean and deviation each.
 # The other names, such as vit_base_patch16_224 without its tag, each stand for several trained
 # models.

@@ -28,7 +28,6 @@ POOLINGS["distilled"] = "token"
 # and the norms' epsilon.
 PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
 GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
-EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
 
 
 def _lacking(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, bool]:
@@ -224,13 +223,13 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
     """Returns the architecture of a `vit_*`, and the arguments that no other has."""
     name = DISTILLED if config.use_distillation_token else PLAIN
     name = GATED if config.use_swiglu_ffn else name
-    if config.layer_norm_epsilon == EPSILONS[CLIP] and name == PLAIN:
+    if config.layer_norm_epsilon == 1e-5 and name == PLAIN:
         name = CLIP
     over = config.position_over_prefix and config.use_class_token
     absent = {
         **_lacking(config, settings, pooling),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": (
-            config.layer_norm_epsilon != EPSILONS[name]
+            config.layer_norm_epsilon != (1e-5 if name == CLIP else 1e-6)
         ),
         "use_position_embedding=False": not config.use_position_embedding,
         "biases of some projections of the attention alone": config.use_mha_bias
