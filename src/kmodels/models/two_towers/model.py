@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 from keras import ops
@@ -113,21 +113,21 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
 }
 
 
-@keras.saving.register_keras_serializable(package="kmodels")
-class VisionTower(Layer):
-    """Images to one vector each.
+class _Tower(Layer):
+    """A backbone below this layer, whose output is one vector for each image or text.
 
     Args:
-        fields: fields of a `ViTConfig`.
-        pools: True if the tower pools by attention, as SigLIP's; False to take the class token,
-            as CLIP's.
+        fields: fields of the backbone's config.
+        pools: True if the backbone pools, as SigLIP's do; False to pool its tokens as CLIP does.
 
-    Call:
-        images (B, height, width, C), preprocessed floats -> (B, D).
+    Attributes:
+        kinds: the classes of the backbone, without and with a pooling.
 
     Weights:
-        those of the tower.
+        those of the backbone.
     """
+
+    kinds: ClassVar[tuple[type[Backbone], type[Backbone]]]
 
     def __init__(self, fields: Mapping[str, Any], pools: bool, **kwargs: Any):
         super().__init__(**kwargs)
@@ -135,15 +135,9 @@ class VisionTower(Layer):
         self.pools = pools
 
     def build(self, input_shape: Shape) -> None:
-        """Makes the tower, whose variables are named below this layer."""
-        kind = SigLIPVisionEncoder if self.pools else CLIPVisionEncoder
-        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
-
-    def call(self, images: Tensor, training: bool = False) -> Any:
-        """(B, height, width, C) -> (B, D)."""
-        if self.pools:
-            return self.tower({"images": images}, training=training)
-        return self.tower({"images": images}, training=training, keep=1)[:, 0]
+        """Makes the backbone, whose variables are named below this layer."""
+        make: Any = self.kinds[self.pools]
+        self.tower = make(**self.fields, name="tower", dtype=self.dtype_policy)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, D)."""
@@ -151,28 +145,32 @@ class VisionTower(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class NaFlexVisionTower(Layer):
-    """Patches of images of any aspect ratio to one vector each.
+class VisionTower(_Tower):
+    """Images to one vector each, by attention pooling or from the class token.
 
-    Args:
-        fields: fields of a `ViTConfig`.
+    Call:
+        images (B, height, width, C), preprocessed floats -> (B, D).
+    """
+
+    kinds = (CLIPVisionEncoder, SigLIPVisionEncoder)
+
+    def call(self, images: Tensor, training: bool = False) -> Any:
+        """(B, height, width, C) -> (B, D)."""
+        if self.pools:
+            return self.tower({"images": images}, training=training)
+        return self.tower({"images": images}, training=training, keep=1)[:, 0]
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexVisionTower(_Tower):
+    """Patches of images of any aspect ratio to one vector each; it always pools.
 
     Call:
         pixel_values (B, N, patch * patch * C), preprocessed floats, spatial_shapes (B, 2) int,
         pixel_attention_mask (B, N) int or None -> (B, D).
-
-    Weights:
-        those of the tower.
     """
 
-    def __init__(self, fields: Mapping[str, Any], **kwargs: Any):
-        super().__init__(**kwargs)
-        self.fields = dict(fields)
-
-    def build(self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None) -> None:
-        """Makes the tower, whose variables are named below this layer."""
-        kind = SigLIPNaFlexVisionEncoder
-        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+    kinds = (SigLIPNaFlexVisionEncoder, SigLIPNaFlexVisionEncoder)
 
     def call(
         self,
@@ -185,37 +183,16 @@ class NaFlexVisionTower(Layer):
         inputs = {VALUES: pixel_values, SHAPES: spatial_shapes, MASK: pixel_attention_mask}
         return self.tower(inputs, training=training)
 
-    def compute_output_shape(
-        self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None
-    ) -> Shape:
-        """(B, D)."""
-        return (pixel_values_shape[0], self.fields["hidden_dim"])
-
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class TextTower(Layer):
-    """Texts to one vector each.
-
-    Args:
-        fields: fields of a `SigLIPTextConfig`, or a `CLIPTextConfig`.
-        pools: True if the tower pools, as SigLIP's; False to pool at the end token, as CLIP's.
+class TextTower(_Tower):
+    """Texts to one vector each, at the last position or at the end token.
 
     Call:
         token_ids (B, T) int, padding_mask (B, T) int or None -> (B, D).
-
-    Weights:
-        those of the tower.
     """
 
-    def __init__(self, fields: Mapping[str, Any], pools: bool, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.fields = dict(fields)
-        self.pools = pools
-
-    def build(self, input_shape: Shape) -> None:
-        """Makes the tower, whose variables are named below this layer."""
-        kind = SigLIPTextEncoder if self.pools else CLIPTextEncoder
-        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+    kinds = (CLIPTextEncoder, SigLIPTextEncoder)
 
     def call(
         self, token_ids: Tensor, padding_mask: Tensor | None = None, training: bool = False
@@ -382,12 +359,8 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         pools = not config.projects
 
         # === Layers ===
-        named = {"name": "vision_encoder", "dtype": policy}
-        vision: VisionTower | NaFlexVisionTower = (
-            NaFlexVisionTower(config.vision_encoder, **named)
-            if config.naflex
-            else VisionTower(config.vision_encoder, pools, **named)
-        )
+        kind = NaFlexVisionTower if config.naflex else VisionTower
+        vision = kind(config.vision_encoder, pools, name="vision_encoder", dtype=policy)
         text = TextTower(config.text_encoder, pools, name="text_encoder", dtype=policy)
         projections: dict[str, Dense] = {}
         if config.projects:

@@ -21,7 +21,7 @@ from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import CLIP, HALF, ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
 from kmodels.text import Tokenizer
 from kmodels.training.losses import CLIPLoss, SigLIPLoss
@@ -31,9 +31,7 @@ from kmodels.weights import gather
 
 TOKENIZERS: dict[str, Any] = {"clip": CLIPTokenizer, "siglip": SigLIPTokenizer}
 LENGTHS = {"clip": 77, "siglip": 64}
-# OpenAI's image statistics, from Radford et al.'s code; SigLIP has the plain range [-1, 1].
-MEANS = {"clip": (0.48145466, 0.4578275, 0.40821073), "siglip": (0.5, 0.5, 0.5)}
-STDS = {"clip": (0.26862954, 0.26130258, 0.27577711), "siglip": (0.5, 0.5, 0.5)}
+STATISTICS = {"clip": CLIP, "siglip": HALF}
 IMAGES = ("images", "image")
 TEXTS = ("captions", "caption", "prompts", "texts", "text")
 
@@ -116,7 +114,8 @@ class ImageTextPreprocessor(TextPreprocessor):
         length = LENGTHS[kind] if sequence_length is None else sequence_length
         super().__init__(tokenizer, length, starts, add_end_token, **kwargs)
         self.kind = kind
-        mean, std = MEANS[kind] if mean is None else mean, STDS[kind] if std is None else std
+        mean = STATISTICS[kind][0] if mean is None else mean
+        std = STATISTICS[kind][1] if std is None else std
         images: Any
         if max_num_patches is not None:
             side = 16 if patch_size is None else patch_size
@@ -361,14 +360,10 @@ class ImageTextSimilarity(OptionalInputs, Task):
         Returns:
             float32 (B, P).
         """
-        raw = not isinstance(images, dict)
         prepared: Any = images
-        if raw:
-            prepare = getattr(self.preprocessor, "image_preprocessor", None)
-            prepared = _stacked(images) if prepare is None else prepare(images)
-        if isinstance(prepared, dict):
-            return self._encoded("image", prepared, batch_size, normalize)
-        if prepared.ndim != 4:
+        if not isinstance(images, dict):
+            prepared = getattr(self.preprocessor, "image_preprocessor", _stacked)(images)
+        if not isinstance(prepared, dict) and prepared.ndim != 4:
             raise InputError(
                 f"encode_image got shape {prepared.shape}; give (batch, height, width, channels), "
                 "or a list of images"
