@@ -106,24 +106,20 @@ def view_of(model: keras.Layer) -> View:
     Raises:
         InputError: for a model without a ViT.
     """
-    backbone = getattr(model, "backbone", model)
     if isinstance(model, ViTImageClassifier):
         pool = model.get_layer("pooling") if model.pooling == "map" else None
         return View(model, model.backbone, model.pooling, pool)
-    if isinstance(backbone, TwoTowersBackbone):
-        return _of_backbone(model, backbone.vision_encoder)
-    tower = backbone.tower if isinstance(backbone, Gemma3VisionEncoder) else backbone
-    if isinstance(tower, ViTBackbone):
-        return _of_backbone(model, tower)
-    raise InputError(
-        f"{type(model).__name__} has no ViT to look inside; give a ViTImageClassifier, a "
-        "ViTBackbone, or CLIP or SigLIP with both towers"
-    )
-
-
-def _of_backbone(model: keras.Layer, tower: ViTBackbone) -> View:
-    pool = tower.steps[-1]
-    if isinstance(pool, Pooling):
+    tower: Any = getattr(model, "backbone", model)
+    if isinstance(tower, TwoTowersBackbone):
+        tower = tower.vision_encoder
+    elif isinstance(tower, Gemma3VisionEncoder):
+        tower = tower.tower
+    if not isinstance(tower, ViTBackbone):
+        raise InputError(
+            f"{type(model).__name__} has no ViT to look inside; give a ViTImageClassifier, a "
+            "ViTBackbone, or CLIP or SigLIP with both towers"
+        )
+    if isinstance(pool := tower.steps[-1], Pooling):
         return View(model, tower, "map", pool)
     return View(model, tower, "token" if tower.config.use_class_token else "gap")
 
@@ -239,24 +235,16 @@ def attention_rollout(
     shares = rollout(_maps(view, pixels), head_fusion, discard_ratio).astype("float64")
     if query is not None:
         rows = shares[:, view.prefix + place_of(view, query)]
-    elif view.pool is not None:
-        rows = np.einsum("bs,bst->bt", _read_by_head(view, pixels), shares[:, _seen(view) :])
+    elif (pool := view.pool) is not None:
+        tokens = view.walk(pixels, view.steps(), view.tower.info(pixels))
+        weights = array(pool.attention.probabilities(*pool.query_and_seen(tokens)))
+        read = weights.mean(1)[:, 0]  # (B, S), of the last tokens
+        rows = np.einsum("bs,bst->bt", read, shares[:, -read.shape[1] :])
     elif view.pooling in ("token", "token_gap", "distilled"):
         rows = shares[:, 0]
     else:
         rows = shares[:, view.prefix :].mean(1)
     return view.maps(rows[:, view.prefix :])
-
-
-def _seen(view: View) -> int:
-    return 0 if view.tower.config.pool_include_prefix else view.prefix
-
-
-def _read_by_head(view: View, pixels: Tensor) -> np.ndarray:
-    """Returns the attention of the pooling to each token that it reads, (B, S)."""
-    pool: Any = view.pool
-    tokens = view.walk(pixels, view.steps(), view.tower.info(pixels))
-    return array(pool.attention.probabilities(*pool.query_and_seen(tokens))).mean(1)[:, 0]
 
 
 def place_of(view: View, query: Sequence[int]) -> int:
@@ -349,21 +337,33 @@ def _score(view: View, target: Target, batch: int) -> Callable[[Any], Any]:
     """Returns a function from the tokens after the last block to one score for each image."""
     model: Any = view.model
     backbone = getattr(model, "backbone", model)
-    is_texts = isinstance(backbone, TwoTowersBackbone) and not callable(target)
-    if is_texts:
-        head = _of_texts(view, backbone, _texts(model, target, batch))
-    elif isinstance(model, ViTImageClassifier):
-        head = model.head
-    else:
-        head = _pooled(view)
+
+    def head(tokens: Tensor) -> Any:
+        if isinstance(model, ViTImageClassifier):
+            return model.head(tokens)
+        if view.pool is not None:
+            return view.pool(tokens)
+        return tokens[:, 0] if isinstance(backbone, TwoTowersBackbone) else tokens
+
     if callable(target):
         return lambda tokens: target(head(tokens))
-    if not is_texts and not (isinstance(model, ViTImageClassifier) and model.num_classes):
+    if isinstance(model, ViTImageClassifier) and model.num_classes:
+        return lambda tokens: _of_class(head(tokens), target)
+    if not isinstance(backbone, TwoTowersBackbone):
         raise InputError(
             f"{type(model).__name__} has no logits of classes; give a target that is a function "
             "from the output of the model to one score for each image"
         )
-    return head if is_texts else lambda tokens: _of_class(head(tokens), target)
+    texts = _texts(model, target, batch)
+
+    def of_texts(tokens: Tensor) -> Any:
+        x = head(tokens)
+        if backbone.config.projects:
+            x = backbone.get_layer("vision_projection")(x)
+        logits, _ = backbone.get_layer("similarity")(x, texts)
+        return logits[:, 0] if texts.shape[0] == 1 else keras.ops.diagonal(logits)
+
+    return of_texts
 
 
 def _of_class(outputs: Tensor, target: Target) -> Any:
@@ -380,14 +380,6 @@ def _of_class(outputs: Tensor, target: Target) -> Any:
             )
         numbers = keras.ops.convert_to_tensor(np.broadcast_to(asked, (batch,)).astype("int32"))
     return keras.ops.sum(outputs * keras.ops.one_hot(numbers, classes, dtype=outputs.dtype), -1)
-
-
-def _pooled(view: View) -> Callable[[Any], Any]:
-    """Returns a function from tokens to pooled features, or the tokens of a plain backbone."""
-    if view.pool is not None:
-        return view.pool
-    pools = isinstance(getattr(view.model, "backbone", view.model), TwoTowersBackbone)
-    return (lambda tokens: tokens[:, 0]) if pools else lambda tokens: tokens
 
 
 def _texts(model: ImageTextSimilarity | TwoTowersBackbone, target: object, batch: int) -> Any:
@@ -413,19 +405,6 @@ def _texts(model: ImageTextSimilarity | TwoTowersBackbone, target: object, batch
             f"target holds {len(vectors)} texts for {batch} images; give one, or one for each image"
         )
     return keras.ops.convert_to_tensor(vectors)
-
-
-def _of_texts(view: View, backbone: TwoTowersBackbone, texts: Tensor) -> Callable[[Any], Any]:
-    pooled = _pooled(view)
-
-    def score(tokens: Tensor) -> Any:
-        x = pooled(tokens)
-        if backbone.config.projects:
-            x = backbone.get_layer("vision_projection")(x)
-        logits, _ = backbone.get_layer("similarity")(x, texts)
-        return logits[:, 0] if texts.shape[0] == 1 else keras.ops.diagonal(logits)
-
-    return score
 
 
 def patch_similarity(

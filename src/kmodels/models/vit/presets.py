@@ -23,7 +23,6 @@ LARGER: dict[str, tuple[int, int, int, int]] = {
     "giantopt": (1536, 40, 16, 6144),
     "gigantic": (1664, 48, 16, 8192),
 }
-DINOV2_GIANT = "dinov2_giant"
 # width, blocks, heads, MLP, and whether that is gated: Simeoni et al. 2025 table 2 and section 5.1,
 # as transformers' configurations of facebook/dinov3-<name>-pretrain-lvd1689m have them.
 DINOV3: dict[str, tuple[int, int, int, int, bool]] = {
@@ -70,31 +69,18 @@ CLIP: dict[tuple[str, int], tuple[int, ...]] = {
 }
 
 
-def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
-    width, layers, heads, mlp = (SIZES | LARGER)[size]
+def _size(
+    size: str | tuple[int, int, int, int], patch: int, side: int = 224, channels: int = 3
+) -> dict[str, Any]:
+    width, layers, heads, mlp = (SIZES | LARGER)[size] if isinstance(size, str) else size
     return {
-        "image_shape": (side, side, 3),
+        "image_shape": (side, side, channels),
         "patch_size": patch,
         "num_layers": layers,
         "num_heads": heads,
         "hidden_dim": width,
         "mlp_dim": mlp,
     }
-
-
-def _self_supervised() -> dict[str, dict[str, Any]]:
-    """Returns MAE's encoders and I-JEPA."""
-    presets: dict[str, dict[str, Any]] = {}
-    hugging = {"position_interpolation": "bicubic"}
-    for size, patch in MAE.items():
-        presets[f"vit_mae_{size}_patch{patch}_224"] = (
-            _size(size, patch) | hugging | {"layer_norm_epsilon": 1e-12}
-        )
-    for name, (size, patch, side) in IJEPA.items():
-        presets[f"ijepa_{name}"] = (
-            _size(size, patch, side) | hugging | {"use_class_token": False, "task_pooling": "gap"}
-        )
-    return presets
 
 
 def _perception(size: str) -> dict[str, Any]:
@@ -121,13 +107,7 @@ def _dinov3(name: str) -> dict[str, Any]:
     width, layers, heads, mlp, gated = DINOV3[name]
     # The largest was trained without any bias of queries, keys and values.
     biased = name != "vit7b16"
-    return {
-        "image_shape": (224, 224, 3),
-        "patch_size": 16,
-        "num_layers": layers,
-        "num_heads": heads,
-        "hidden_dim": width,
-        "mlp_dim": mlp,
+    return _size((width, layers, heads, mlp), 16) | {
         "use_swiglu_ffn": gated,
         "layer_norm_epsilon": 1e-5,
         "layer_scale": 1e-5,
@@ -156,7 +136,7 @@ def _towers() -> dict[str, dict[str, Any]]:
     presets["deit_base_distilled_patch16_384"] = _size("base", 16, 384) | distilled
     for size in ("small", "base", "large", "giant"):
         gated = {"use_swiglu_ffn": True} if size == "giant" else {}
-        plain = _size(DINOV2_GIANT if size == "giant" else size, 14, 518) | gated
+        plain = _size("dinov2_giant" if size == "giant" else size, 14, 518) | gated
         plain |= {"layer_scale": 1e-5}
         presets[f"dinov2_{size}_patch14_518"] = plain | hugging
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
@@ -199,6 +179,11 @@ def _towers() -> dict[str, dict[str, Any]]:
         for side in sides:
             name = f"clip_{size}_patch{patch}_{side}"
             presets[name] = _size(size, patch, side) | fields | hugging
+    for size, patch in MAE.items():
+        fields = _size(size, patch) | hugging | {"layer_norm_epsilon": 1e-12}
+        presets[f"vit_mae_{size}_patch{patch}_224"] = fields
+    for name, (size, patch, side) in IJEPA.items():
+        presets[f"ijepa_{name}"] = _size(size, patch, side) | hugging | MEAN
     return presets
 
 
@@ -207,11 +192,11 @@ def _queries(blocks: int) -> dict[str, Any]:
     return {"task_num_queries": 200, "task_num_blocks": blocks, "task_num_upscale_blocks": 2}
 
 
+MEAN: dict[str, Any] = {"use_class_token": False, "task_pooling": "gap"}
 # Backbone fields; keys that start with "task_" are arguments of the task.
 PRESETS: dict[str, dict[str, Any]] = (
     {f"vit_{size}_patch{patch}_224": _size(size, patch) for size in SIZES for patch in PATCHES}
     | _towers()
-    | _self_supervised()
     | {
         # The ViT of Keras' image-classification tutorial at ViT-Base sizes: no class token, mean
         # pooling, dropout 0.1 in the blocks and 0.5 in front of the head.
@@ -224,46 +209,11 @@ PRESETS: dict[str, dict[str, Any]] = (
             "task_dropout": 0.5,
         },
         # big_vision's configs/vit_s16_i1k.py; its positions are fixed (recipes/vit.py).
-        "vit_s16_i1k": _size("small", 16)
-        | {"use_class_token": False, "task_pooling": "gap", "task_intermediate_dim": 384},
+        "vit_s16_i1k": _size("small", 16) | MEAN | {"task_intermediate_dim": 384},
         # Small enough to train on two cores: handwritten digits, and Fashion-MNIST.
-        "vit_micro_patch2_8": {
-            "image_shape": (8, 8, 1),
-            "patch_size": 2,
-            "num_layers": 4,
-            "num_heads": 4,
-            "hidden_dim": 64,
-            "mlp_dim": 128,
-            "use_class_token": False,
-            "task_pooling": "gap",
-        },
-        "vit_micro_patch4_48": {
-            "image_shape": (48, 48, 3),
-            "patch_size": 4,
-            "num_layers": 4,
-            "num_heads": 4,
-            "hidden_dim": 64,
-            "mlp_dim": 128,
-            "use_class_token": False,
-            "task_pooling": "gap",
-        },
-        "vit_micro_patch7_28": {
-            "image_shape": (28, 28, 1),
-            "patch_size": 7,
-            "num_layers": 6,
-            "num_heads": 4,
-            "hidden_dim": 128,
-            "mlp_dim": 256,
-            "use_class_token": False,
-            "task_pooling": "gap",
-        },
-        "vit_debug": {
-            "image_shape": (16, 16, 3),
-            "patch_size": 8,
-            "num_layers": 2,
-            "num_heads": 2,
-            "hidden_dim": 16,
-            "mlp_dim": 32,
-        },
+        "vit_micro_patch2_8": _size((64, 4, 4, 128), 2, 8, 1) | MEAN,
+        "vit_micro_patch4_48": _size((64, 4, 4, 128), 4, 48) | MEAN,
+        "vit_micro_patch7_28": _size((128, 6, 4, 256), 7, 28, 1) | MEAN,
+        "vit_debug": _size((16, 2, 2, 32), 8, 16),
     }
 )
