@@ -490,7 +490,6 @@ class ViTObjectDetector(StepsWithOwnLoss, ObjectDetector):
         **kwargs: Any,
     ):
         config = backbone.config
-        check_whole("num_queries", num_queries)
         check_whole("num_decoder_layers", num_decoder_layers)
         check_whole("num_decoder_heads", num_decoder_heads)
         if decoder_mlp_dim is not None:

@@ -20,7 +20,6 @@ from kmodels.models.vit.segmentation import segments
 from kmodels.models.vit.segmentation.mask_transformer import (
     MaskTransformer,
     Prediction,
-    check_backbone,
     class_scores,
 )
 from kmodels.models.vit.segmentation.masks import of_each
@@ -110,7 +109,6 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageSegmenter):
     ):
         check_whole("num_classes", num_classes)
         check_whole("num_upscale_blocks", num_upscale_blocks, 0)
-        check_backbone(backbone, num_blocks)
         weights = {
             "no_object_weight": no_object_weight,
             "class_weight": class_weight,

@@ -265,31 +265,6 @@ class MaskHead(Layer):
         return input_shape
 
 
-def check_backbone(backbone: ViTBackbone, num_blocks: int) -> None:
-    """Raises `InputError` for a backbone that has no token for each patch, or too few blocks."""
-    config = backbone.config
-    check_whole("num_blocks", num_blocks)
-    if num_blocks > config.num_layers:
-        raise InputError(
-            f"num_blocks is {num_blocks}, and the backbone has {config.num_layers} blocks; give as "
-            "many or fewer"
-        )
-    if config.patch_drop_rate or config.token_merging:
-        raise InputError(
-            "the backbone leaves out patches or merges tokens, of which masks would have no "
-            "pixels; leave patch_drop_rate and token_merging at 0"
-        )
-    if (
-        not config.final_norm
-        or len(backbone.output.shape) != 3
-        or backbone.steps[-1].name != ("final_norm")
-    ):
-        raise InputError(
-            f"{type(backbone).__name__} has no norm behind its last block, by which queries and "
-            "patches are read; give a ViTBackbone with final_norm=True"
-        )
-
-
 @dataclass(frozen=True)
 class Prediction:
     """The predictions of all queries behind a block.
@@ -311,6 +286,9 @@ class MaskTransformer:
         num_upscale_blocks: how often the sides of the grid of patches are doubled.
         annealing_steps: see `MaskProbabilities`.
         policy: policy of the layers that are not the backbone's.
+
+    Raises:
+        InputError: for a backbone that has no token for each patch, or too few blocks.
     """
 
     def __init__(
@@ -324,6 +302,26 @@ class MaskTransformer:
         policy: keras.DTypePolicy,
     ):
         config = backbone.config
+        check_whole("num_blocks", num_blocks)
+        if num_blocks > config.num_layers:
+            raise InputError(
+                f"num_blocks is {num_blocks}, and the backbone has {config.num_layers} blocks; "
+                "give as many or fewer"
+            )
+        if config.patch_drop_rate or config.token_merging:
+            raise InputError(
+                "the backbone leaves out patches or merges tokens, of which masks would have no "
+                "pixels; leave patch_drop_rate and token_merging at 0"
+            )
+        if (
+            not config.final_norm
+            or len(backbone.output.shape) != 3
+            or backbone.steps[-1].name != ("final_norm")
+        ):
+            raise InputError(
+                f"{type(backbone).__name__} has no norm behind its last block, by which queries "
+                "and patches are read; give a ViTBackbone with final_norm=True"
+            )
         gated = config.use_swiglu_ffn and config.rope_theta is not None
         # transformers has one activation for the gates of a DINOv3 and the heads.
         gelu = SILU if gated else config.approximate_gelu

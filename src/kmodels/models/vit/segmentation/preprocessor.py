@@ -22,7 +22,6 @@ from kmodels.models.vit.preprocessor import (
     OF_MASKS,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
-    settings_of,
 )
 from kmodels.models.vit.segmentation.masks import classes
 from kmodels.training.set_criterion import KEYS, parts_of
@@ -232,17 +231,12 @@ class ViTImageSegmenterPreprocessor(ImageSegmenterPreprocessor, ViTImageClassifi
         image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
-        arguments: dict[str, Any] = {
-            "image_size": image_size,
-            "mean": mean,
-            "std": std,
-            "interpolation": interpolation,
-            "antialias": antialias,
-        }
-        if image_converter is not None:
-            arguments = settings_of(image_converter, image_size, len(mean))
-        mode = "none" if aspect_ratio == "none" else "stretch"
-        super().__init__(**arguments, resize_mode=mode, **kwargs)
+        super().__init__(
+            *(image_size, mean, std, interpolation, antialias),
+            resize_mode="none" if aspect_ratio == "none" else "stretch",
+            image_converter=image_converter,
+            **kwargs,
+        )
         self.resize_output_mask = resize_output_mask
         self.aspect_ratio = aspect_ratio
         if aspect_ratio not in WAYS:

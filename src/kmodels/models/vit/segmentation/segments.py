@@ -15,15 +15,9 @@ Size = Sequence[int]
 
 
 def class_scores(masks: np.ndarray, classes: np.ndarray, model_size: Size) -> np.ndarray:
-    """Returns the score of each class at each pixel: sum over queries of class x mask probability.
+    """Returns scores float32 (height, width, num_classes): sum over queries of class x mask share.
 
-    Args:
-        masks: logits (Q, h, w).
-        classes: logits (Q, num_classes + 1).
-        model_size: (height, width) of the images of the model.
-
-    Returns:
-        float32 (height, width, num_classes).
+    Arguments are those of `instances`.
     """
     shares = _softmax(classes)[:, :-1]
     probabilities = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
@@ -37,17 +31,9 @@ def semantic(
     size: Size,
     content: Size | None = None,
 ) -> np.ndarray:
-    """Returns the class of each pixel, that with the largest score.
+    """Returns the class of each pixel, that with the largest score: int32 (height, width).
 
-    Args:
-        masks: logits (Q, h, w).
-        classes: logits (Q, num_classes + 1).
-        model_size: (height, width) of the images of the model.
-        size: (height, width) of the image.
-        content: see `instances`.
-
-    Returns:
-        int32 (height, width).
+    Arguments are those of `instances`.
     """
     scores = class_scores(masks, classes, model_size)
     if content is not None:
