@@ -10,31 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import dinov3, huggingface
+from kmodels.models.vit.weights import dinov2, dinov3, huggingface
+from kmodels.weights import Rule
 
 if TYPE_CHECKING:
     import keras
 
 Names = Mapping[str, str]
 
-_ATTENTION = ("query", "key", "value", "output")
 
-
-def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str]:
-    """Returns names of a block's layers; `prefix` is the name of a block with its number."""
-    names = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
+def _block(prefix: str, **mlp: str) -> dict[str, str]:
+    """Returns names in transformers 5; `prefix` is the name of a block with its number."""
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    names = {f"attention/{ours}": f"attention.{theirs}" for ours, theirs in parts.items()}
     names |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
     return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in names.items()}
 
 
-# === transformers 5 ===
-PROJECTIONS = [f"attention.{name}_proj" for name in "qkvo"]
 DINO = "encoder.layer.{i}."
-VIT = _block("layers.{i}.", PROJECTIONS, up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
-DINOV2 = _block(DINO, PROJECTIONS, up="fc1", down="fc2")
-GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-SWIGLU = _block(DINO, PROJECTIONS, **GATED)
-DINOV3 = _block("model.layer.{i}.", PROJECTIONS, **GATED)
+VIT = _block("layers.{i}.", up="fc1", down="fc2") | {"pre_logits": "pooler.dense"}
+DINOV2 = _block(DINO, up="fc1", down="fc2")
+SWIGLU = _block(DINO, gate="gate_proj", up="up_proj", down="down_proj")
 CLIP = encoder_rules.names()
 SIGLIP = CLIP | {
     "pooling/mlp/up": "head.mlp.fc1",
@@ -43,28 +39,33 @@ SIGLIP = CLIP | {
     "": "head.attention.out_proj",
 }
 
-# === Older names, of transformers 4 ===
-OLD = [f"attention.attention.{name}" for name in _ATTENTION[:3]] + ["attention.output.dense"]
-OLD_VIT = _block(DINO, OLD) | {
-    "block_{i}/mlp/up": f"{DINO}intermediate.dense",
-    "block_{i}/mlp/down": f"{DINO}output.dense",
-}
-OLD_DINOV3 = _block("layer.{i}.", PROJECTIONS, **GATED)
-OLD_DINOV2 = _block(DINO, OLD, up="fc1", down="fc2")
-# It had gate and up projection in one layer, which is two here.
-OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
 
-# For each kind, the prefix of names in a classifier, and the tables.
-KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
-    "vit": ("vit.", (VIT, OLD_VIT)),
-    "deit": ("deit.", (VIT, OLD_VIT)),
-    "ijepa": ("ijepa.", (VIT, OLD_VIT, CLIP)),
-    "dinov2": ("dinov2.", (DINOV2, OLD_DINOV2)),
-    "dinov2_with_registers": ("dinov2_with_registers.", (DINOV2, OLD_DINOV2)),
-    dinov3.KIND: ("", (DINOV3, OLD_DINOV3)),
-    "clip": ("vision_model.", (CLIP,)),
-    "siglip": ("vision_model.", (SIGLIP,)),
-}
+def _in_files(rules: Sequence[Rule]) -> Names:
+    """Returns the names of the layers of blocks in files, which are those of transformers 4.
+
+    DINOv2's SwiGLU has gate and up projection in one layer there, which is two here.
+    """
+    return {
+        rule.target.removesuffix("/kernel"): rule.source.removesuffix(".weight")
+        for rule in rules
+        if isinstance(rule.target, str)
+        and rule.target.startswith("block_")
+        and rule.target.endswith("/kernel")
+    }
+
+
+def tables_of(config: ViTConfig) -> tuple[str, list[Names]]:
+    """Returns the prefix of names in a classifier, and the tables of names without it."""
+    kind = kind_of(config)
+    if kind == dinov3.KIND:
+        return "", [_in_files(dinov3.rules(config, prefix)) for prefix in (dinov3.DEEPER, "")]
+    if kind in ("clip", "siglip"):
+        return "vision_model.", [CLIP if kind == "clip" else SIGLIP]
+    if kind in dinov2.KINDS:
+        newer = SWIGLU if config.use_swiglu_ffn else DINOV2
+        return f"{kind}.", [newer, _in_files(dinov2.rules(config))]
+    tables = [VIT, _in_files(huggingface.rules(config, ""))]
+    return f"{kind}.", [*tables, CLIP] if kind == "ijepa" else tables
 
 
 def kind_of(config: ViTConfig) -> str:
@@ -85,10 +86,7 @@ def kind_of(config: ViTConfig) -> str:
 def names(model: "keras.Model") -> Sequence[Names]:
     """See `Backbone.peft_names`."""
     backbone, settings = getattr(model, "backbone", model), getattr(model, "settings", {})
-    config = backbone.config
-    prefix, tables = KINDS[kind_of(config)]
-    if config.use_swiglu_ffn and tables[0] is DINOV2:
-        tables = (SWIGLU, OLD_SWIGLU)
+    prefix, tables = tables_of(backbone.config)
     heads = _heads(settings)
     # A classifier's names come first for a classifier, a plain model's for all others.
     prefixes = (prefix, "") if heads else ("", prefix)
