@@ -25,11 +25,7 @@ from kmodels.weights.positions import table_grid
 def attention(config: ViTConfig, source: str, target: str, output: str = "out") -> list[Rule]:
     """Kernels (D, N, H) and biases (N, H) of query, key and value, and (N, H, D) of the output.
 
-    Args:
-        config: for the number of heads.
-        source: path of the attention in the file.
-        target: path of the attention here.
-        output: name of the output projection in the file.
+    `source` and `target` are paths of the attention, `output` is a name in the file.
     """
     width, heads = config.hidden_dim, config.num_heads
     kernel = reshape((width, heads, width // heads), (width, width))
@@ -46,12 +42,7 @@ def attention(config: ViTConfig, source: str, target: str, output: str = "out") 
 
 
 def patches(config: ViTConfig, source: str) -> list[Rule]:
-    """Kernel (P, P, C, D) and bias of the convolution that cuts an image into patches.
-
-    Args:
-        config: for the sizes of patches.
-        source: path of the convolution in the file.
-    """
+    """Kernel (P, P, C, D) and bias of the convolution that cuts an image into patches."""
     width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
     flat = reshape((patch, patch, channels, width), (patch * patch * channels, width))
     return [
@@ -64,13 +55,9 @@ PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
 
 def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> list[Rule]:
-    """Returns the table.
+    """Returns the table; `prefix` is that of all names, `positions` a name without it.
 
-    Args:
-        config: for the sizes of heads and patches.
-        prefix: prefix of every name in the file.
-        positions: name of the position embedding, without the prefix.
-        big_vision: whether the parts of a block are numbered as big_vision does.
+    The parts of a block are numbered in one way by vision_transformer, in another by big_vision.
     """
 
     def both(source: str, target: str, weight: str) -> list[Rule]:

@@ -33,13 +33,10 @@ PARTS = ("query", "key", "value")
 
 
 def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: bool = False) -> list:
-    """Returns the table.
+    """Returns the table; `prefix` is "vision_model." or empty, as the file was written.
 
-    Args:
-        config: for the size of the patches.
-        prefix: "vision_model." or empty, as the file was written.
-        projects: True for CLIP's projection instead of a classifier.
-        flat: True if patches are projected as rows, as in SigLIP 2, not by a convolution.
+    With `projects` the head is CLIP's projection, with `flat` patches are projected as rows, as in
+    SigLIP 2, not by a convolution.
     """
     patch = transpose if flat else patch_kernel(config.patch_size, config.image_shape[2])
     table = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,7 @@ SIZES = {
 }
 
 
-def _swapped(x: np.ndarray) -> np.ndarray:
-    return np.transpose(x, (2, 3, 0, 1))
-
-
+_swapped = partial(np.transpose, axes=(2, 3, 0, 1))
 depthwise = Transform(_swapped, _swapped)
 """Depthwise convolution (D, 1, 3, 3) <-> (3, 3, D, 1)."""
 
@@ -153,12 +150,7 @@ def _read(path: Path, description: dict[str, Any], tensors: Tensors) -> SourceCh
 
 
 def describe(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of config.json that other models of transformers have not.
-
-    Args:
-        config: config of the backbone.
-        settings: of the task.
-    """
+    """Returns the fields of config.json that other models of transformers have not."""
     kind = KINDS[config.rope_theta is not None]
     return {
         "architectures": [f"{NAMES[kind]}ForUniversalSegmentation"],

@@ -117,7 +117,6 @@ def _fields(file: timm.TimmFile) -> dict[str, Any]:
         "use_value_bias": _has_bias(tensors, "v_bias"),
         "use_position_embedding": "pos_embed" in tensors,
         "position_over_prefix": over or not has_class,
-        "layer_scale": 1.0 if "blocks.0.gamma_1" in tensors else None,
         "use_swiglu_ffn": gated,
         "rope_theta": float(get("rope_temperature", rotary.theta)),
         "rope_type": rotary.rope_type,

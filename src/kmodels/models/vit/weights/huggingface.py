@@ -28,12 +28,9 @@ DECODER_SETTINGS = {
 
 
 def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> list[Rule]:
-    """Returns the table.
+    """Returns the table; `prefix` is one of `PREFIXES` in a larger model and empty in a bare one.
 
-    Args:
-        config: for the size of the patches.
-        prefix: one of `PREFIXES` in a larger model, empty in a bare one.
-        distilled: for the two heads of DeiT.
+    A DeiT that is distilled has two heads.
     """
     patch = patch_kernel(config.patch_size, config.image_shape[2])
     projection = "embeddings.patch_embeddings.projection"

@@ -143,17 +143,10 @@ def checkpoint(
     flat: bool = False,
     **notice: Any,
 ) -> SourceCheckpoint:
-    """Returns the contents of a directory.
+    """Returns the contents of a directory; arguments are as in `SourceCheckpoint`.
 
-    Args:
-        path: path of the directory.
-        backbone: fields of the backbone's config.
-        task: arguments of the task, as in `SourceCheckpoint`.
-        tensors: tensors by name.
-        rules: function from the config to the table.
-        positions: name of the position embedding; empty if there is none.
-        flat: True if it is (rows, D) instead of (1, rows, D).
-        **notice: as in `SourceCheckpoint`.
+    `positions` is the name of the position embedding, which with `flat` is (rows, D) instead of
+    (1, rows, D).
     """
     config = ViTConfig(**backbone)
     return SourceCheckpoint(
@@ -172,10 +165,7 @@ def checkpoint(
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
     """Returns the fields of the config that all formats have; defaults may be left out.
 
-    Args:
-        path: path of the directory, for messages.
-        description: the object in config.json, or its part about the images.
-        patch: default of the patch size.
+    The description is the object in config.json, or its part about the images.
 
     Raises:
         InputError: for an activation or patches that the model has no counterpart for.
@@ -367,47 +357,49 @@ def _image_processor(path: Path) -> dict[str, Any] | None:
     return read_optional(path / "processor_config.json").get("image_processor")
 
 
-def patch_form(preprocessor: Any) -> dict[str, Any]:
-    """Returns preprocessor_config.json of a NaFlex preprocessor.
-
-    Args:
-        preprocessor: a `NaFlexViTImageClassifierPreprocessor`. Without enlarging, do_resize is
-            False: transformers then takes images of whole patches only, which are equal to ours.
-    """
-    if not preprocessor.enlarge:
-        log.warning(
-            "preprocessor_config.json has do_resize=false for enlarge=False: transformers then "
-            "takes only images of whole patches, at most %d",
-            preprocessor.max_num_patches,
-        )
-    numbers = {name: number for number, name in INTERPOLATION.items()}
-    return {
-        "image_processor_type": "Siglip2ImageProcessor",
-        "do_resize": preprocessor.enlarge,
-        "do_rescale": True,
-        "do_normalize": True,
-        "rescale_factor": 1 / 255,
-        "patch_size": preprocessor.patch_size,
-        "max_num_patches": preprocessor.max_num_patches,
-        "resample": numbers[preprocessor.interpolation],
-        "image_mean": list(preprocessor.mean),
-        "image_std": list(preprocessor.std),
-    }
-
-
 def picture_form(preprocessor: Any) -> dict[str, Any]:
     """Returns preprocessor_config.json for a preprocessor of images; {} without one.
 
     Args:
-        preprocessor: a `ViTImageClassifierPreprocessor`, or None.
+        preprocessor: a `ViTImageClassifierPreprocessor`, a `NaFlexViTImageClassifierPreprocessor`,
+            or None.
 
     Raises:
         InputError: for one that transformers cannot express.
     """
     if preprocessor is None:
         return {}
-    if hasattr(preprocessor, "max_num_patches"):
-        return patch_form(preprocessor)
+    patches = hasattr(preprocessor, "max_num_patches")
+    kind = _of_patches(preprocessor) if patches else _of_pictures(preprocessor)
+    numbers = {name: number for number, name in INTERPOLATION.items()}
+    return {
+        **kind,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "resample": numbers[preprocessor.interpolation],
+        "image_mean": list(preprocessor.mean),
+        "image_std": list(preprocessor.std),
+    }
+
+
+def _of_patches(preprocessor: Any) -> dict[str, Any]:
+    # Without enlarging, transformers takes images of whole patches only, which are equal to ours.
+    if not preprocessor.enlarge:
+        log.warning(
+            "preprocessor_config.json has do_resize=false for enlarge=False: transformers then "
+            "takes only images of whole patches, at most %d",
+            preprocessor.max_num_patches,
+        )
+    return {
+        "image_processor_type": "Siglip2ImageProcessor",
+        "do_resize": preprocessor.enlarge,
+        "patch_size": preprocessor.patch_size,
+        "max_num_patches": preprocessor.max_num_patches,
+    }
+
+
+def _of_pictures(preprocessor: Any) -> dict[str, Any]:
     preprocessor.check_plain("transformers' ViTImageProcessor")
     mode = preprocessor.resize_mode
     if mode in ("cover", "fit"):
@@ -420,7 +412,6 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
             "transformers cuts the middle of an image out one pixel further left or up than timm "
             "where half a pixel is left; give rounds_center=False to cut as transformers does"
         )
-    numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
     way = getattr(preprocessor, "aspect_ratio", "stretch")
     if way == "slide":
@@ -428,41 +419,31 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
             "transformers' EomtImageProcessor has no counterpart for aspect_ratio='slide'; give "
             "'split'"
         )
-    whole = preprocessor.resize_size if way == "stretch" else None
-    kind: dict[str, Any] = {
-        "image_processor_type": "ViTImageProcessor",
-        "size": {"height": height, "width": width},
-        "do_center_crop": False,
-    }
-    if whole is not None or mode == "crop":
-        # Of the processors that stretch and of those that keep the shape, one that crops.
-        stretches = isinstance(whole, tuple)
-        kind = {
-            "image_processor_type": f"{'DeiT' if stretches else 'CLIP'}ImageProcessor",
-            "size": (
-                {"height": whole[0], "width": whole[1]}
-                if stretches
-                else {"shortest_edge": whole or min(height, width)}
-            ),
-            "do_center_crop": True,
-            "crop_size": {"height": height, "width": width},
-        }
+    resizes = {"do_resize": mode not in ("crop", "none")}
+    whole = preprocessor.resize_size
     if way != "stretch":
-        kind = {
+        return resizes | {
             "image_processor_type": "EomtImageProcessor",
             "size": {"shortest_edge": height, "longest_edge": None if way == "split" else width},
             "do_pad": way == "pad",
             "do_split_image": way == "split",
         }
-    return {
-        **kind,
-        "do_resize": mode not in ("crop", "none"),
-        "do_rescale": True,
-        "do_normalize": True,
-        "rescale_factor": 1 / 255,
-        "resample": numbers[preprocessor.interpolation],
-        "image_mean": list(preprocessor.mean),
-        "image_std": list(preprocessor.std),
+    if whole is None and mode != "crop":
+        return resizes | {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+            "do_center_crop": False,
+        }
+    # Of the processors that stretch and of those that keep the shape, one that crops.
+    if isinstance(whole, tuple):
+        name, size = "DeiT", {"height": whole[0], "width": whole[1]}
+    else:
+        name, size = "CLIP", {"shortest_edge": whole or min(height, width)}
+    return resizes | {
+        "image_processor_type": f"{name}ImageProcessor",
+        "size": size,
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
     }
 
 
@@ -509,11 +490,7 @@ def with_zero_biases(
 ) -> dict[str, LazyArray]:
     """Adds the biases that `qkv_bias=False` leaves out: the output projection keeps its own.
 
-    Args:
-        tensors: tensors by name.
-        attention: name of what holds query, key and value, "{i}" for the number of the block.
-        layers: number of blocks.
-        width: width of the tokens.
+    `attention` is the name of what holds query, key and value, "{i}" for the number of the block.
     """
     completed = dict(tensors)
     for i in range(layers):

@@ -18,12 +18,9 @@ Tensors = Mapping[str, LazyArray]
 def fitting(
     config: ViTConfig, name: str, flat: bool = False
 ) -> Callable[[Tensors, ViTConfig], Tensors]:
-    """Returns a function that resizes the position embedding of a file.
+    """Returns a function that resizes the position embedding `name` of a file, if there is one.
 
-    Args:
-        config: config of the file.
-        name: name of the tensor; a file without it stays as it is.
-        flat: True if it is (rows, D) instead of (1, rows, D).
+    With `flat` it is (rows, D) instead of (1, rows, D).
     """
 
     def fit(tensors: Tensors, wanted: ViTConfig) -> Tensors:

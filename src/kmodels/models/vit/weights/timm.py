@@ -195,14 +195,9 @@ class TimmFile:
         return {"global_pool": described, **arguments, "num_heads": heads}
 
     def check(self, kind: str, names: Sequence[str], supported: Mapping[str, Any]) -> None:
-        """Raises `InputError` for an argument that is not supported, and for missing tensors.
+        """Raises `InputError` for an argument without a supported value, and for missing tensors.
 
         Settings that are not known are logged as a warning.
-
-        Args:
-            kind: the kind of model, for the message.
-            names: names of tensors that every file of this kind has.
-            supported: the values that are supported, by argument.
         """
         arguments = self.description.get("model_args") or {}
         for key, values in supported.items():
@@ -219,6 +214,10 @@ class TimmFile:
     def fields(self) -> dict[str, Any]:
         """Returns the fields of the config that all kinds read off the tensors alike."""
         tensors = self.tensors
+
+        def has(*names: str) -> bool:
+            return any(f"blocks.0.{name}" in tensors for name in names)
+
         layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
         return {
             "num_layers": len(layers),
@@ -230,6 +229,8 @@ class TimmFile:
             "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
             "pre_norm": "norm_pre.weight" in tensors,
             "final_norm": "norm.weight" in tensors,
+            "layer_scale": 1.0 if has("ls1.gamma", "gamma_1") else None,
+            "use_mha_bias": has("attn.qkv.bias", "attn.proj.bias"),
         }
 
     @property
@@ -262,11 +263,7 @@ class TimmFile:
         return [*(sizes if size else ()), *(() if shape is None else (shape[:2],))]
 
     def grid(self, patch: int, sizes: Sequence[Sequence[int]]) -> Grid:
-        """Returns the grid of the positions: of an image size that fits them, or a square.
-
-        Args:
-            patch: side of a patch in pixels.
-            sizes: as in `sizes`; each may be that of another table.
+        """Returns the grid of the positions: of one of the image sizes that fits them, or a square.
 
         Raises:
             InputError: for a table that covers the registers, or one of no known shape.
@@ -360,12 +357,7 @@ class TimmFile:
         return "token" if tokens else "avg"
 
     def assumed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings that neither name, nor config.json, nor tensors decide.
-
-        Args:
-            settings: fields of the config that only the name or config.json decides, with the
-                values assumed otherwise.
-        """
+        """Returns which of these settings neither name, nor config.json, nor tensors decide."""
         if self.known is not None:
             return {}
         fields = dict(settings)
@@ -458,14 +450,12 @@ def _fields(file: TimmFile) -> dict[str, Any]:
         "mlp_dim": mlp_dim // (2 if gated else 1),
         # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
         "layer_norm_epsilon": file.known.epsilon if file.known else UNTOLD["layer_norm_epsilon"],
-        "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
         "use_mlp_bias": "blocks.0.mlp.fc1.bias" in tensors,
         "use_distillation_token": "dist_token" in tensors,
         "position_over_prefix": (
             tensors["pos_embed"].shape[1] > grid[0] * grid[1] or not shared["use_class_token"]
         ),
         "position_interpolation": "bicubic_antialias",
-        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
         "approximate_gelu": False if gated else file.gelu(),
         "use_swiglu_ffn": gated,
     }
@@ -566,10 +556,8 @@ def _naflex_fields(file: TimmFile) -> dict[str, Any]:
         "patch_size": patch,
         "mlp_dim": tensors["blocks.0.mlp.fc1.weight"].shape[0],
         "layer_norm_epsilon": 1e-6,
-        "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
         "position_over_prefix": not shared["use_class_token"],
         "position_interpolation": f"{mode}_antialias",
-        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
         "approximate_gelu": file.gelu("gelu_tanh" if siglip else "gelu"),
     }
 

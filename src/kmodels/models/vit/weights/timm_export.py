@@ -46,15 +46,10 @@ def _lacking(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> di
     }
 
 
-def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, Any]:
-    """Returns the fields of config.json for a ViT with a rotary embedding.
-
-    Returns:
-        "architecture", and "model_args" without those of every ViT of timm.
-
-    Raises:
-        InputError: lists settings that timm's EVA lacks.
-    """
+def _eva(
+    config: ViTConfig, settings: Mapping[str, Any], pooling: str
+) -> tuple[str, dict[str, Any]]:
+    """Returns the architecture for a ViT with a rotary embedding, and the arguments of no other."""
     known = [x for x in weights.ROTARY.values() if x.rope_type == config.rope_type]
     rotary = next((x for x in known if x.epsilon == config.layer_norm_epsilon), known[0])
     centered = config.rope_type == "dinov3"
@@ -104,10 +99,7 @@ def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[s
     if not centered:
         arguments["rope_grid_offset"] = config.rope_grid_offset
         arguments["ref_feat_shape"] = config.ref_feat_shape
-    return {
-        "architecture": rotary.architecture,
-        "model_args": arguments,
-    }
+    return rotary.architecture, arguments
 
 
 def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
@@ -177,10 +169,8 @@ def _crop(preprocessor: Any) -> dict[str, Any]:
 def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     pooling, classes = settings.get("pooling"), settings.get("num_classes", 0)
     pooling = pooling or ("token" if config.use_class_token else "gap")
-    if config.rope_theta is None:
-        own = _vit(config, settings, pooling)
-    else:
-        own = _eva(config, settings, pooling)
+    describe = _vit if config.rope_theta is None else _eva
+    architecture, own = describe(config, settings, pooling)
     packed = config.use_swiglu_ffn and config.rope_theta is None
     width, channels = config.hidden_dim, config.image_shape[2]
     arguments: dict[str, Any] = {
@@ -201,10 +191,10 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
         "attn_drop_rate": config.attention_dropout,
         "drop_path_rate": config.drop_path_rate,
         **({"patch_drop_rate": config.patch_drop_rate} if config.patch_drop_rate else {}),
-        **own["model_args"],
+        **own,
     }
     return {
-        "architecture": own["architecture"],
+        "architecture": architecture,
         "num_classes": classes,
         **({"label_names": names} if (names := settings.get("class_names")) else {}),
         "num_features": width,
@@ -219,7 +209,9 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str, Any]:
+def _vit(
+    config: ViTConfig, settings: Mapping[str, Any], pooling: str
+) -> tuple[str, dict[str, Any]]:
     """Returns the architecture of a `vit_*`, and the arguments that no other has."""
     name = DISTILLED if config.use_distillation_token else PLAIN
     name = GATED if config.use_swiglu_ffn else name
@@ -256,7 +248,7 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
         arguments["act_layer"] = GELUS[config.approximate_gelu]
     if config.use_distillation_token:
         arguments.pop("fc_norm")  # its head has no norm of its own to choose
-    return {"architecture": name, "model_args": arguments}
+    return name, arguments
 
 
 def _ratio(dim: int, width: int) -> float:
