@@ -225,14 +225,6 @@ class CLIPPreprocessor(PromptsAndImages):
 
 # === Embedder ===
 
-# Prefixes of the variables that a setting of the task decides, see `Family.parts`.
-PARTS = {"projection_dim": ("text_projection/",)}
-
-
-def fit_preprocessor(settings: dict[str, Any], config: CLIPTextConfig) -> dict[str, Any]:
-    """Returns `settings`, by default with rows as long as the position embedding."""
-    return {"sequence_length": config.max_sequence_length, **settings}
-
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class CLIPTextModelWithProjection(OptionalInputs, Task):
@@ -375,6 +367,10 @@ FAMILY = Family(
     formats=(FORMAT,),
     sizes=encoder,
     transformers_form=FORMAT.transformers_form,
-    parts=PARTS,
-    fit_preprocessor=fit_preprocessor,
+    parts={"projection_dim": ("text_projection/",)},
+    # Rows are by default as long as the position embedding.
+    fit_preprocessor=lambda settings, config: {
+        "sequence_length": config.max_sequence_length,
+        **settings,
+    },
 )

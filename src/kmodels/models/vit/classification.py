@@ -110,7 +110,9 @@ OF_SHARES = (keras.losses.BinaryCrossentropy, keras.losses.CategoricalCrossentro
 
 
 class ImageClassifier(NamedClasses, Task):
-    """Base of image classifiers, whose `from_preset` finds the class of a preset.
+    """Base of image classifiers.
+
+    Its `from_preset` finds the class of a preset.
 
     Args:
         backbone: the ViT.
@@ -329,9 +331,8 @@ class ImageClassifier(NamedClasses, Task):
         if is_auto(arguments.loss):
             if problem := self._problem():
                 raise InputError(problem)
-            arguments = arguments.filled(
-                loss=self._default_loss, metrics=lambda: [self._default_metric()]
-            )
+            loss, metric = self._defaults()
+            arguments = arguments.filled(loss=lambda: loss, metrics=lambda: [metric])
         loss = arguments.loss
         if self.num_classes == 1 and _compares_classes(loss):
             raise InputError(
@@ -366,21 +367,20 @@ class ImageClassifier(NamedClasses, Task):
             return f"num_classes is 1, which leaves nothing to choose from; {_ONE_CLASS}"
         return ""
 
-    def _default_loss(self) -> Any:
+    def _defaults(self) -> tuple[Any, Any]:
+        """Returns the loss and the metric."""
         linear = self.activation is keras.activations.linear
         if self.problem_type == REGRESSION:
-            return keras.losses.MeanSquaredError()
+            return keras.losses.MeanSquaredError(), keras.metrics.MeanAbsoluteError()
         if self.problem_type == MULTI_LABEL or self.activation is keras.activations.sigmoid:
-            return keras.losses.BinaryCrossentropy(from_logits=linear)
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=linear)
-
-    def _default_metric(self) -> Any:
-        linear = self.activation is keras.activations.linear
-        if self.problem_type == REGRESSION:
-            return keras.metrics.MeanAbsoluteError()
-        if self.problem_type == MULTI_LABEL or self.activation is keras.activations.sigmoid:
-            return keras.metrics.BinaryAccuracy(threshold=0.0 if linear else 0.5)
-        return SparseAccuracy(name="sparse_categorical_accuracy")
+            return (
+                keras.losses.BinaryCrossentropy(from_logits=linear),
+                keras.metrics.BinaryAccuracy(threshold=0.0 if linear else 0.5),
+            )
+        return (
+            keras.losses.SparseCategoricalCrossentropy(from_logits=linear),
+            SparseAccuracy(name="sparse_categorical_accuracy"),
+        )
 
     def with_head(self, num_classes: int, pooling: str | None = None) -> Self:
         """Returns a classifier with a new head over the same backbone, whose weights they share.

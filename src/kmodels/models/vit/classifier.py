@@ -19,12 +19,13 @@ POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTImageClassifier(ImageClassifier):
-    """A ViT with a head for images of one class each; arguments are `ImageClassifier`'s.
+    """A ViT with a head for images of one class each.
 
-    `pooling` is "token" (the class token), "gap" or "avg" (mean over the patches), "max" (their
-    maximum), "avgmax" (the mean of both), "token_gap" (class token and mean, one behind the other,
-    as DINOv2's classifier), "distilled" (DeiT: a head each on class and distillation token, and the
-    mean of their logits) or "map" (attention pooling); "token" by default.
+    Arguments are those of `ImageClassifier`. `pooling` is "token" (the class token, the default),
+    "gap" or "avg" (mean over the patches), "max" (their maximum), "avgmax" (the mean of both),
+    "token_gap" (class token and mean, one behind the other, as DINOv2's classifier), "distilled"
+    (DeiT: a head each on class and distillation token, and the mean of their logits) or "map"
+    (attention pooling).
 
     Call:
         images (B, height, width, C), preprocessed floats -> logits (B, num_classes), float32, or

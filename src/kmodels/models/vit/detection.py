@@ -22,7 +22,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_task import ObjectDetector
 from kmodels.models.vit.mae import sines
 from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.preprocessor import OF_CROPS, ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.mask_transformer import Queries
 from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.task import Compiled
@@ -416,16 +416,6 @@ class ViTObjectDetectorPreprocessor(ObjectDetectorPreprocessor, ViTImageClassifi
         if y is not None:
             y = padded(objects_of(y))
         return keras.utils.pack_x_y_sample_weight(images, y, sample_weight)
-
-    @classmethod
-    def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
-        """Returns a checkpoint's arguments, less those of other tasks; see `Preprocessor`."""
-        fitted = super().fitted(arguments, config)
-        return {name: value for name, value in fitted.items() if name not in OF_CROPS}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the arguments as plain values."""
-        return {name: x for name, x in super().to_dict().items() if name not in OF_CROPS}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -262,10 +262,10 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
         begin = sources - number
         of_other = o.broadcast_to(o.arange(targets, dtype="int32") + begin, (batch, targets))
         places = o.concatenate([o.where(leaves > 0, nearest + begin, stays), of_other], axis=1)
-        dealt_out = np.empty(sources + targets, "int32")
-        dealt_out[first::2] = np.arange(sources)
-        dealt_out[1 - first :: 2] = np.arange(targets) + sources
-        index = o.broadcast_to(o.convert_to_tensor(dealt_out), (batch, sources + targets))
+        order = np.empty(sources + targets, "int32")
+        order[first::2] = np.arange(sources)
+        order[1 - first :: 2] = np.arange(targets) + sources
+        index = o.broadcast_to(o.convert_to_tensor(order), (batch, sources + targets))
         origin = rows(rows(places, index), origin)
     return o.cast(merged[..., :width], x.dtype), info._replace(
         size=o.concatenate([size[:, :prefix], counted], axis=1),

@@ -229,21 +229,19 @@ class ViTImageClassifierPreprocessor(ImageClassifierPreprocessor):
     @classmethod
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments, less those of other tasks; see `Preprocessor`."""
-        others = {*OF_PATCHES, *OF_MASKS}
+        others = {*OF_PATCHES, *OF_MASKS, *(() if cls.may_crop else OF_CROPS)}
         return {name: value for name, value in arguments.items() if name not in others}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
+        crops = {name: getattr(self, name) for name in OF_CROPS} if self.may_crop else {}
         return {
             "image_size": list(self.image_size),
             "mean": list(self.mean),
             "std": list(self.std),
             "interpolation": self.interpolation,
             "antialias": self.antialias,
-            "crop_to_aspect_ratio": self.crop_to_aspect_ratio,
-            "resize_size": self.resize_size,
-            "rounds_center": self.rounds_center,
-            "resize_mode": self.resize_mode,
+            **crops,
         }
 
 

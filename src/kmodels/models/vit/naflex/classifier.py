@@ -72,6 +72,6 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
         """
         if is_auto(arguments.loss) and is_auto(arguments.metrics) and not self._problem():
             arguments = arguments.filled(
-                metrics=lambda: None, weighted_metrics=lambda: [self._default_metric()]
+                metrics=lambda: None, weighted_metrics=lambda: [self._defaults()[1]]
             )
         return super().with_defaults(arguments)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.types import DTypeLike, Tensor, Tree
+from kmodels.core.types import DTypeLike, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderInfo
@@ -109,23 +109,16 @@ def rows(model: object, inputs: Tree) -> tuple[dict[str, Any], bool]:
             "patches of each image, or (B, S, 2) for S images in each row"
         )
     alone = len(shapes.shape) == 2
-    shapes = _whole(shapes)
-    if alone:
-        shapes = keras.ops.expand_dims(shapes, 1)
-    mask = inputs.get(MASK)
-    mask = None if mask is None else _whole(mask)
-    return {VALUES: _tensor(values), SHAPES: shapes, MASK: mask}, alone
-
-
-def _tensor(x: Tensor | np.ndarray) -> Any:
-    return keras.ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
-
-
-def _whole(x: Tensor | np.ndarray) -> Any:
-    """Returns whole numbers of any dtype as int32."""
-    if isinstance(x, keras.KerasTensor):
-        return x
-    return keras.ops.convert_to_tensor(x, dtype="int32")
+    if isinstance(values, np.ndarray):
+        values = keras.ops.convert_to_tensor(values)
+    shapes, mask = (
+        x
+        if x is None or isinstance(x, keras.KerasTensor)
+        else keras.ops.convert_to_tensor(x, "int32")
+        for x in (shapes, inputs.get(MASK))
+    )
+    shapes = keras.ops.expand_dims(shapes, 1) if alone else shapes
+    return {VALUES: values, SHAPES: shapes, MASK: mask}, alone
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -1,7 +1,6 @@
 """Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import keras
@@ -378,8 +377,17 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageSegmenter):
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
+
+        def of_windows(images: Any, sizes: list[Any]) -> list[np.ndarray]:
+            said = self.predict_queries(images, batch_size)
+            scores = (
+                segments.class_scores(queries, own, self.image_size)
+                for queries, own in zip(*(said[name] for name in QUERIES), strict=True)
+            )
+            return preprocessing.of_images(scores, sizes, self.image_size[0], self._way)
+
         if self._way in preprocessing.WINDOWED:
-            return of_each(images, partial(self._of_windows, batch_size=batch_size), stack=True)
+            return of_each(images, of_windows, stack=True)
         return self._each(segments.semantic, images, batch_size, stack=True)
 
     def segment_instances(self, images: Data, threshold: float = 0.8, batch_size: int = 32) -> Any:
@@ -446,27 +454,10 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageSegmenter):
 
         def segment(images: Any, sizes: list[Any]) -> list[Any]:
             said = self.predict_queries(images, batch_size)
-            parts = (said[name] for name in QUERIES)
-            pads = way == "pad"
-            rows = zip(*parts, sizes, strict=True)
-            return [
-                process(
-                    queries,
-                    own,
-                    self.image_size,
-                    size,
-                    **more,
-                    content=self.preprocessor.fitted_size(size) if pads else None,
-                )
-                for queries, own, size in rows
-            ]
+            results = []
+            for *queries, size in zip(*(said[name] for name in QUERIES), sizes, strict=True):
+                content = self.preprocessor.fitted_size(size) if way == "pad" else None
+                results.append(process(*queries, self.image_size, size, **more, content=content))
+            return results
 
         return of_each(images, segment, stack)
-
-    def _of_windows(self, images: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
-        said = self.predict_queries(images, batch_size)
-        scores = (
-            segments.class_scores(queries, own, self.image_size)
-            for queries, own in zip(*(said[name] for name in QUERIES), strict=True)
-        )
-        return preprocessing.of_images(scores, sizes, self.image_size[0], self._way)

@@ -18,7 +18,6 @@ from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import ImageSegmenterPreprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.preprocessor import (
-    OF_CROPS,
     OF_MASKS,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
@@ -348,11 +347,8 @@ class ViTImageSegmenterPreprocessor(ImageSegmenterPreprocessor, ViTImageClassifi
         own = {name: arguments[name] for name in OF_MASKS if name in arguments}
         if arguments.get("resize_mode") == "none":
             own["aspect_ratio"] = "none"
-        settings = {**super().fitted(arguments, config), **own}
-        return {name: value for name, value in settings.items() if name not in OF_CROPS}
+        return {**super().fitted(arguments, config), **own}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        settings = super().to_dict()
-        settings = {name: value for name, value in settings.items() if name not in OF_CROPS}
-        return {**settings, **{name: getattr(self, name) for name in OF_MASKS}}
+        return {**super().to_dict(), **{name: getattr(self, name) for name in OF_MASKS}}
