@@ -4,6 +4,7 @@ Weights go by a table for each pair, strict in both directions; afterwards both 
 weight by weight. Nothing here needs TensorFlow; keras-hub raises if it does.
 """
 
+import functools
 import inspect
 import logging
 import re
@@ -102,12 +103,14 @@ def check_file(file: Path, model: keras.Model) -> None:
 
 def tensors(peer: KerasHubMapping, model: keras.Model) -> dict[str, LazyArray]:
     """Returns the weights as the tensors of a file."""
-    return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
-
-
-def _lazy(variable: keras.Variable) -> LazyArray:
-    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    return LazyArray(tuple(variable.shape), dtype, lambda: gather.values(variable))
+    return {
+        name: LazyArray(
+            tuple(variable.shape),
+            np.dtype(keras.backend.standardize_dtype(variable.dtype)),
+            functools.partial(gather.values, variable),
+        )
+        for name, variable in variables(peer, model).items()
+    }
 
 
 def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArray]) -> None:

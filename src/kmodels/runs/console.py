@@ -16,6 +16,7 @@ from kmodels.core.errors import pluralize, shown
 
 if TYPE_CHECKING:
     import keras
+    from rich.console import Console
 
     from kmodels.runs.run_folder import Folder
 
@@ -41,14 +42,19 @@ def width() -> int:
     return min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
 
 
+def plain(**options: Any) -> "Console":
+    """Returns a console of rich that interprets no markup: names and texts are anybody's."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, **options)
+
+
 def wrapped(text: str, indent: int = 0, *, fold: bool = False) -> str:
     """Returns a text in lines that fit the terminal, without the passwords of addresses.
 
-    Args:
-        text: of any number of lines.
-        indent: spaces before each continuation of a line.
-        fold: breaks words that are longer than a line and counts wide letters as two columns, for
-            texts of a model. Otherwise words such as paths stay whole.
+    `fold` breaks words that are longer than a line and counts wide letters as two columns, for
+    texts of a model; otherwise words such as paths stay whole. Lines are continued after `indent`
+    spaces.
     """
     # One column stays free: some terminals break a line that fills the last one.
     columns = max(width() - 1 - indent, 10)
@@ -65,13 +71,10 @@ def _lines(text: str, columns: int) -> list[str]:
 
 
 def _folded(text: str, columns: int) -> list[str]:
-    from rich.console import Console
     from rich.text import Text
 
-    return [
-        line.plain.rstrip()
-        for line in Text(text).wrap(Console(markup=False, emoji=False), columns, overflow="fold")
-    ]
+    lines = Text(text).wrap(plain(), columns, overflow="fold")
+    return [line.plain.rstrip() for line in lines]
 
 
 def say(text: str, indent: int = 2) -> None:
@@ -269,10 +272,7 @@ def _training(steps: int, steps_per_epoch: int, settings: Any, unit: str) -> str
 class Progress:
     """Shows losses, metrics, speed and the time left: a row per epoch, and a bar on a terminal.
 
-    Args:
-        total: steps of the whole run.
-        done: steps before a resume.
-        epochs: epochs of the whole run.
+    `total` and `epochs` are those of the whole run, `done` are its steps before a resume.
     """
 
     def __init__(self, total: int, done: int = 0, epochs: int = 1):
@@ -314,13 +314,7 @@ class Progress:
             self._bar.update(self._task, description=text)
 
     def update(self, step: int, loss: float, seconds_left: float) -> None:
-        """Moves the bar, or prints a line if there was none for a while.
-
-        Args:
-            step: finished steps of the run.
-            loss: loss of the last step.
-            seconds_left: seconds left, for the line.
-        """
+        """Moves the bar, or prints a line with the seconds left if there was none for a while."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step, loss=f"loss {loss:.4f}")
             return
@@ -339,11 +333,7 @@ class Progress:
     ) -> None:
         """Prints the row of an epoch, and a header if the columns are new.
 
-        Args:
-            epoch: number of the epoch, from 1.
-            logs: values by Keras' names.
-            speed: samples per second, or None if unknown.
-            seconds_left: seconds left.
+        Epochs are counted from 1, and `speed` is in samples per second, None if unknown.
         """
         self._said = perf_counter()
         number = f"{epoch}/{self.epochs}"
@@ -373,13 +363,7 @@ class Progress:
         print(row, flush=True)
 
     def estimate(self, steps: int, left: float, speed: "Speed") -> None:
-        """Prints the expected duration of a run of more than a second.
-
-        Args:
-            steps: steps left.
-            left: seconds left.
-            speed: measured times.
-        """
+        """Prints the expected duration of a run of more than a second."""
         if steps and left > SILENT_SECONDS:
             first = seconds(speed.first)
             each = seconds(speed.step_ms / 1000)
@@ -398,9 +382,6 @@ class Progress:
 
 class Speed:
     """Times of the steps of this process, measured between two fetches of the losses.
-
-    Args:
-        batch_size: samples per step.
 
     Attributes:
         windows: number of steps and seconds between two fetches; the first one compiles.

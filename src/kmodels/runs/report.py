@@ -38,13 +38,7 @@ _SHOWN_ROWS = 200
 
 
 def write_page(template: str, path: Path, content: dict[str, Any]) -> Path:
-    """Fills a template and writes the page atomically; it needs no other file and no network.
-
-    Args:
-        template: a file of runs/page.
-        path: the file to write.
-        content: values of the template.
-    """
+    """Fills a template of runs/page, and writes the page atomically; it needs no other file."""
     # The import takes 50 ms and is only needed at the end of a run.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -102,14 +96,7 @@ def share(value: float) -> str:
 
 
 def charts_of_run(run: Run) -> list[dict[str, Any]]:
-    """Returns the charts of a report.
-
-    Args:
-        run: the run, see `read`.
-
-    Returns:
-        `title`, `text`, steps `x` and `lines` (label and values) of each chart.
-    """
+    """Returns the charts of a report: `title`, `text`, steps `x`, and `lines` (label, values)."""
     epochs = run.epochs
     charts = [
         _chart(
@@ -136,12 +123,7 @@ def charts_of_run(run: Run) -> list[dict[str, Any]]:
 
 
 def charts_of_runs(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns charts with a line for each run.
-
-    Args:
-        runs: the runs.
-        labels: a label of each run.
-    """
+    """Returns charts with a line for each run."""
     metrics = dict.fromkeys(name for run in runs for name in _metrics(run.epochs))
     wanted = [("Training loss", "by step", "loss", True)]
     wanted += [("Validation loss", "by epoch", "val_loss", False)]
@@ -213,14 +195,7 @@ def _is_curve(line: Mapping[str, Any]) -> bool:
 
 
 def confusion(predictions: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of the section of confusions.
-
-    Args:
-        predictions: predictions.json.
-
-    Returns:
-        `matrix` by class for few classes, `pairs` and `worst` for many.
-    """
+    """Returns the section of confusions: `matrix` of few classes, `pairs` and `worst` of many."""
     classes = predictions["classes"]
     counts = {(label, said): count for label, said, count in predictions["confusions"]}
     sizes = [sum(counts.get((i, j), 0) for j in range(len(classes))) for i in range(len(classes))]
@@ -284,14 +259,7 @@ SPEED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def write(folder: str | Path) -> Path:
-    """Writes `folder/report.html` and returns its path.
-
-    Args:
-        folder: directory of a run of a recipe, finished or not. Sections without data are left out.
-
-    Raises:
-        InputError: if the folder holds no run.
-    """
+    """Writes `folder/report.html` and returns its path; sections without data are left out."""
     run = read(folder)
     return write_page("report.html", run.folder / NAME, _content(run))
 

@@ -252,8 +252,9 @@ def _write_predictions(
     plots.confusion(path / "confusion.png", source.labels, logits.argmax(-1), data.class_names)
     indices = plots.spread(len(source), _IMAGES)
     images, labels = source.batch(indices)
-    shown = [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images]
-    plots.predictions(path / "predictions.png", shown, labels, shares[indices], data.class_names)
+    plots.predictions(
+        path / "predictions.png", _shown(images), labels, shares[indices], data.class_names
+    )
 
 
 def predictions(part: str, source: Any, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -346,17 +347,10 @@ def report_masks(
             if part is not None:
                 console.working("measuring the mean IoU of whole images")
                 metrics[f"{name}_mean_iou"] = measure_masks(model, part)["mean_iou"]
-    part = data.validation if data.test is None else data.test
-    if part is not None:
-        console.working("drawing example predictions")
-        images, truth = part.batch(plots.spread(len(part), _MASKS))
-        plots.masks(
-            folder.path / "predictions.png",
-            [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images],
-            list(truth),
-            model.segment(list(images)),
-            data.class_names,
-        )
+    if (examples := _examples(data)) is not None:
+        images, truth = examples
+        path, predicted = folder.path / "predictions.png", model.segment(images)
+        plots.masks(path, _shown(images), truth, predicted, data.class_names)
     return _finish(folder, model, metrics, runner, "mean_iou")
 
 
@@ -382,18 +376,24 @@ def report_boxes(
         console.working("measuring the average precision")
         averages = measure_boxes(model, part)
         metrics |= {f"{name}_{key}": averages[key] for key in ("map", "map_50", "map_75")}
-    part = data.validation if data.test is None else data.test
-    if part is not None:
-        console.working("drawing example predictions")
-        images, objects = part.batch(plots.spread(len(part), _MASKS))
-        plots.boxes(
-            folder.path / "predictions.png",
-            [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images],
-            list(map(in_pixels, images, objects)),
-            model.detect(list(images)),
-            data.class_names,
-        )
+    if (examples := _examples(data)) is not None:
+        images, objects = examples
+        path, truth = folder.path / "predictions.png", list(map(in_pixels, images, objects))
+        plots.boxes(path, _shown(images), truth, model.detect(images), data.class_names)
     return _finish(folder, model, metrics, runner, "map")
+
+
+def _examples(data: DataBundle) -> tuple[list[Any], list[Any]] | None:
+    """Returns images of the test or else the validation part, and their labels."""
+    if (part := data.validation if data.test is None else data.test) is None:
+        return None
+    console.working("drawing example predictions")
+    images, labels = part.batch(plots.spread(len(part), _MASKS))
+    return list(images), list(labels)
+
+
+def _shown(images: Sequence[Any]) -> list[np.ndarray]:
+    return [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images]
 
 
 def measure_masks(

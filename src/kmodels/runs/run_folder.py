@@ -172,11 +172,7 @@ class Folder:
         return has_checkpoints(self.path)
 
     def begin(self, command: str) -> None:
-        """Begins a part of the run, which `note` writes to run.json.
-
-        Args:
-            command: the command line that started it.
-        """
+        """Begins a part of the run, which `note` writes to run.json with its command line."""
         if not self.main:
             return
         self._begun = time.monotonic()
@@ -188,11 +184,7 @@ class Folder:
         self._parts = [*parts, {"command": command, "started": began, "seconds": None}]
 
     def note(self, **facts: Any) -> None:
-        """Adds facts and the time so far to run.json.
-
-        Args:
-            facts: plain values by name, which replace older ones.
-        """
+        """Adds facts and the time so far to run.json; they replace older ones of their names."""
         if self._parts:
             self._parts[-1]["seconds"] = round(time.monotonic() - self._begun, 1)
             content = {**(self._noted() or {}), **facts, "parts": self._parts}
@@ -309,10 +301,7 @@ def note_evaluation(folder: Path, data: str, evaluation: dict[str, Any]) -> None
     Args:
         folder: directory of a run.
         data: path of the data.
-        evaluation: task, number of records, metrics "after", and "before" if they are known.
-
-    Raises:
-        InputError: for a file that is damaged.
+        evaluation: see `EVALUATED`.
     """
     content = {**_json(folder / EVALUATIONS, EVALUATED), shown(data): evaluation}
     text = json_text(content) + "\n"
@@ -465,14 +454,7 @@ class Run:
 
 
 def read(folder: str | Path) -> Run:
-    """Reads the directory of a run.
-
-    Args:
-        folder: directory of a run of a recipe, finished or not.
-
-    Raises:
-        InputError: if it holds no run, or an unreadable file.
-    """
+    """Reads the directory of a run, finished or not; raises `InputError` if it holds none."""
     folder = local_path(folder)
     file = folder / "config.json"
     settings = read_optional(file, {"recipe": str})

@@ -16,6 +16,7 @@ from kmodels.core.environment import is_on
 from kmodels.core.errors import HIDDEN, InputError, check_names, one_line
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
+from kmodels.runs.console import plain
 from kmodels.runs.run_folder import OF_A_CALL
 from kmodels.runs.terminal import GroupedCommand, invoke, option, typed
 from kmodels.runs.trackers import MODULES
@@ -320,7 +321,6 @@ def _file_of_name(name: str, flag: str, problem: str = "not") -> Path:
 
 def _list_published(recipe: str) -> None:
     """Prints a table of the settings that come with kmodels for a recipe, with their origins."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -331,7 +331,7 @@ def _list_published(recipe: str) -> None:
         content = _read(path)
         if content["recipe"] == recipe and "origin" in content:
             table.add_row(name, *(str(content["origin"][key]) for key in titles))
-    console = Console(markup=False, emoji=False)
+    console = plain()
     console.print(table)
     console.print("kmodels recipe NAME prints the settings and the address of the original code")
 

@@ -48,13 +48,7 @@ class GroupedCommand(TyperCommand):
 
 
 def option(group: str, text: str, *names: str) -> Any:
-    """Returns a Typer option in a group of --help.
-
-    Args:
-        group: title of the section.
-        text: text of --help.
-        names: spellings, such as "--lora/--full"; by default that of the parameter.
-    """
+    """Returns a Typer option in a group of --help, with spellings such as "--lora/--full"."""
     return typer.Option(*names, help=text, rich_help_panel=group)
 
 
@@ -72,15 +66,9 @@ def refuse_idle(context: typer.Context, names: Collection[str], reason: str) -> 
 
 
 def invoke(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> Any:
-    """Runs a command line and returns what its function returns.
+    """Runs a command line, by default that of the process, and returns what its function returns.
 
-    Args:
-        app: a `typer.Typer`.
-        arguments: arguments of the command line; those of the process by default.
-        name: name of the program in its help.
-
-    Returns:
-        The function's value; an exit code if `typer.Exit` or --help ended it.
+    That is an exit code if `typer.Exit` or --help ended it.
 
     Raises:
         InputError: for an unknown command or flag, with the closest known one, and for a wrong

@@ -55,14 +55,7 @@ class Tracker(Protocol):
 
 
 def check(name: str) -> None:
-    """Checks before a run begins that its tracker is installed.
-
-    Args:
-        name: a key of `MODULES`.
-
-    Raises:
-        InputError: if the package is not installed.
-    """
+    """Raises `InputError` before a run begins if the package of its tracker is not installed."""
     if importlib.util.find_spec(MODULES[name]) is None:
         raise InputError(
             f"--log-to {name} needs {MODULES[name]}, which is not installed: "
@@ -71,16 +64,13 @@ def check(name: str) -> None:
 
 
 def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tracker:
-    """Starts a tracker's run, or continues the one of this folder.
+    """Starts a tracker's run named as the folder, or continues the one of this folder.
 
     Args:
         name: a key of `MODULES`.
-        folder: folder of the run; its name becomes the run's.
+        folder: folder of the run.
         settings: the recipe's settings.
         step: finished steps of the resumed run.
-
-    Returns:
-        The tracker; `finish` closes it.
 
     Raises:
         InputError: if the tracker cannot start, for example without an account.
@@ -100,12 +90,7 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
 
 
 def log_rows(tracker: Tracker, rows: list[dict[str, Any]]) -> None:
-    """Records rows of history.csv.
-
-    Args:
-        tracker: the tracker of the run.
-        rows: as in `History.add`.
-    """
+    """Records rows of history.csv."""
     for row in rows:
         part = "batch" if row["row"] == "step" else "epoch"
         metrics = {f"{part}/{k}": v for k, v in row.items() if k not in ("row", "epoch", "step")}
@@ -113,11 +98,7 @@ def log_rows(tracker: Tracker, rows: list[dict[str, Any]]) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Records the metrics of result.json and ends the tracker's run of this process, if any.
-
-    Args:
-        folder: folder of the run.
-    """
+    """Records the metrics of result.json and ends the tracker's run of this process, if any."""
     if _open is not None:
         result = _read(folder / "result.json")
         metrics = {f"result/{name}": value for name, value in result.get("metrics", {}).items()}

@@ -171,9 +171,8 @@ def doctor(
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    from rich.console import Console
 
-    checks.show(facts, Console(markup=False, emoji=False), ops)
+    checks.show(facts, console.plain(), ops)
 
 
 @command()
@@ -257,9 +256,8 @@ def plan(
     if as_json:
         print(json.dumps(shown(estimate.to_dict(generate)), indent=1))
         return
-    from rich.console import Console
 
-    plans.show(estimate, Console(markup=False, emoji=False), generate)
+    plans.show(estimate, console.plain(), generate)
 
 
 def _recommend(
@@ -268,8 +266,6 @@ def _recommend(
     """Runs `kmodels plan --recommend` with the flags that are settings of the recipe."""
     if not recommend or data is None:
         raise InputError("--recommend and --data FILE belong together; give both or neither")
-    from rich.console import Console
-
     from kmodels.tools.plan import recommend as recommending
 
     known = recipe.load(recipe.RECIPES["gemma"]).Settings
@@ -282,7 +278,7 @@ def _recommend(
     if as_json:
         print(json.dumps(shown(recommended), indent=1))
     else:
-        recommending.show(recommended, Console(markup=False, emoji=False))
+        recommending.show(recommended, console.plain())
 
 
 @command()
@@ -339,8 +335,6 @@ def bench(
     """Train a model on each backend in turn; compare speed, memory and compile time."""
     import time
 
-    from rich.console import Console
-
     from kmodels.core.errors import parse_bytes
     from kmodels.tools.compare_backends import bench as benches
     from kmodels.tools.compare_backends import report as reports
@@ -363,12 +357,12 @@ def bench(
         python=tuple(python or ()),
     )
     try:
-        result = shown(benches.run(options, Console(stderr=True, markup=False, emoji=False)))
+        result = shown(benches.run(options, console.plain(stderr=True)))
     except benches.Refused as error:
         for line in error.lines:
             print(f"kmodels: refused: {line}", file=sys.stderr)
         raise typer.Exit(2) from None
-    reports.show(result, Console(markup=False, emoji=False))
+    reports.show(result, console.plain())
     for path in reports.write(result, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
     if any(row["failed"] is not None for row in result["rows"]):
@@ -433,13 +427,11 @@ def parity(
 
 def _end_parity(result: dict[str, Any], out: Path | None) -> NoReturn:
     """Prints and saves the result of a comparison, and ends with its exit code."""
-    from rich.console import Console
-
     from kmodels.core.files import atomic_write
     from kmodels.runs.run_folder import json_text
     from kmodels.tools.compare_backends import report as reports
 
-    reports.show(result, Console(markup=False, emoji=False))
+    reports.show(result, console.plain())
     if out is not None:
         text = json_text(result) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
@@ -464,13 +456,11 @@ def compare(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
 ) -> None:
     """Compare runs on one page: results, different settings, curves, answers."""
-    from rich.console import Console
-
     from kmodels.runs.compare import Comparison
 
     check_output("--out", out)
     comparison = Comparison(folders or [])
-    comparison.show(Console(width=console.width(), highlight=False, markup=False, emoji=False))
+    comparison.show(console.plain(width=console.width(), highlight=False))
     print(comparison.write(out))
 
 
@@ -500,8 +490,6 @@ def convert(
     ] = None,
 ) -> None:
     """Export a model, run it in its own runtime, and exit with 1 if outputs differ."""
-    from rich.console import Console
-
     from kmodels.tools import convert as converting
 
     try:
@@ -509,7 +497,7 @@ def convert(
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    Console(soft_wrap=True, markup=False, emoji=False).print(converted.line(), highlight=True)
+    console.plain(soft_wrap=True).print(converted.line(), highlight=True)
 
 
 def _pair(what: str, text: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,7 @@ VERSIONS = Path(__file__).parent / "versions.json"
 
 
 class DoctorBackend(Protocol):
-    """The part of one backend in the report."""
+    """The part of one backend in the report, and in `kmodels parity --op`."""
 
     def devices(self) -> list[str]:
         """Returns the devices in words."""
@@ -43,6 +44,15 @@ class DoctorBackend(Protocol):
         """Returns by platform the chosen body and the reason against a faster one, or None.
 
         No device is needed; an op with the same choice everywhere has no platforms.
+        """
+        ...
+
+    def gradients(
+        self, function: Callable[..., tuple[Any, Any]], tensors: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """Returns (rest, gradients) of a function that returns (scalar, rest), as in a step.
+
+        The gradient by a tensor that plays no part is None, or zeros.
         """
         ...
 

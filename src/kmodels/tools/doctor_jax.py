@@ -1,5 +1,6 @@
-"""The part of JAX in `kmodels.tools.doctor`."""
+"""The part of JAX in `kmodels doctor` and `kmodels parity --op`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,3 +57,12 @@ def _words(choice: attention_jax.Choice, known: attention_jax.Facts) -> str:
     if choice.body == "loops" and known.device.platform == "cpu":
         return f"loops over {-(-(known.query[1] or 0) // attention_jax.LOOP_SIZE)} blocks"
     return choice.body
+
+
+def gradients(
+    function: Callable[..., tuple[Any, Any]], tensors: Sequence[jax.Array]
+) -> tuple[Any, Sequence[Any]]:
+    """Returns (rest, gradients) of a function that returns (scalar, rest); see `doctor`."""
+    everything = tuple(range(len(tensors)))
+    gradients_of_all, rest = jax.jit(jax.grad(function, everything, has_aux=True))(*tensors)
+    return rest, gradients_of_all

@@ -1,5 +1,6 @@
-"""The part of TensorFlow in `kmodels.tools.doctor`."""
+"""The part of TensorFlow in `kmodels doctor` and `kmodels parity --op`."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,3 +26,13 @@ def platforms(
 ) -> dict[str, tuple[str, str | None]]:
     """Returns {}: the choices on other platforms are not known."""
     return {}
+
+
+def gradients(
+    function: Callable[..., tuple[Any, Any]], tensors: Sequence[tf.Tensor]
+) -> tuple[Any, Sequence[Any]]:
+    """Returns (rest, gradients) of a function that returns (scalar, rest); see `doctor`."""
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        value, rest = function(*tensors)
+    return rest, tape.gradient(value, tensors)

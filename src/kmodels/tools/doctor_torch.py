@@ -1,5 +1,6 @@
-"""The part of torch in `kmodels.tools.doctor`."""
+"""The part of torch in `kmodels doctor` and `kmodels parity --op`."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,3 +39,12 @@ def platforms(
     bind: Any = ops.attention.bind
     choice = choose(facts(bind(*arguments, **keywords)))
     return {"cuda": (choice.kernel, choice.reason)}
+
+
+def gradients(
+    function: Callable[..., tuple[Any, Any]], tensors: Sequence[torch.Tensor]
+) -> tuple[Any, Sequence[Any]]:
+    """Returns (rest, gradients) of a function that returns (scalar, rest); see `doctor`."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    value, rest = function(*leaves)
+    return rest.detach(), torch.autograd.grad(value, leaves, allow_unused=True)

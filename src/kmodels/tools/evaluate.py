@@ -15,6 +15,7 @@ from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import atomic_write, check_output, local_path
 from kmodels.core.schema import read_json
 from kmodels.runs import report
+from kmodels.runs.console import plain
 from kmodels.runs.run_folder import (
     MODEL,
     check_preprocessor,
@@ -42,13 +43,7 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
 
 
 class Labelled(NamedTuple):
-    """Images and their classes.
-
-    Attributes:
-        files: paths of the images.
-        labels: int (n,), the model's number of each image's class.
-        note: how folders became classes.
-    """
+    """Paths of images, the model's number of each one's class, and how folders became classes."""
 
     files: list[Path]
     labels: "np.ndarray"
@@ -130,8 +125,6 @@ def run(
     ] = None,
 ) -> None:
     """Evaluate a model of images on labelled ones, or a model of texts on lines of JSON."""
-    from rich.console import Console
-
     from kmodels import presets
     from kmodels.tools.evaluate_text import TextTask, models_of, table_of
 
@@ -141,7 +134,7 @@ def run(
         check_output(
             "--results", results, inputs=(model, data, class_names, real_labels, templates)
         )
-    console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
+    console = plain(stderr=as_json, highlight=False)
     if Path(data).suffix.lower() in (".jsonl", ".json"):
         refuse_idle(context, OF_IMAGES, f"on the texts of {data}")
         most = 256 if max_new_tokens is None else max_new_tokens
@@ -447,12 +440,9 @@ def _natural(folder: Path) -> tuple[list[Any], str]:
 def read_real(path: Path, files: Sequence[Path]) -> list[set[int]]:
     """Returns the classes of each image by ReaL (https://arxiv.org/abs/2006.07159); often several.
 
-    Args:
-        path: path of real.json, a list with the classes of each image of ImageNet's validation set.
-        files: images named ILSVRC2012_val_00000001.JPEG and so on.
-
     Raises:
-        InputError: for another file, or images with other names or numbers.
+        InputError: for another file than real.json, or images that are not named
+            ILSVRC2012_val_00000001.JPEG and so on.
     """
     found = read_json(path, [[int]])
     real = []

@@ -294,21 +294,17 @@ HALF_AND_DOUBLE = {"float16": 2.5e-3, "float64": 1e-12}
 # Largest difference from the exact result, by op and dtype: absolute for values of order one, and
 # relative to the largest for others. Gradients keep to the same.
 TOLERANCES: dict[str, dict[str, float]] = {
-    "attention": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "layer_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rms_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rotary_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rotary_embedding_2d": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gated_gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gated_silu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "mlp": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "grouped_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    **{
+        op: {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE}
+        for op in (
+            *("attention", "layer_norm", "rms_norm", "rotary_embedding", "rotary_embedding_2d"),
+            *("dense", "mlp", "grouped_dense", "quantized_dense", "patch_embedding"),
+            *("linear_cross_entropy", "linear_log_probs", "linear_divergence"),
+        )
+    },
+    **{
+        op: {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE}
+        for op in ("gelu", "gated_gelu", "gated_silu")
+    },
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
-    "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "linear_log_probs": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "linear_divergence": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "quantized_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
 }

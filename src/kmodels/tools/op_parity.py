@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,22 +13,10 @@ from kmodels.core.errors import InputError, one_line
 from kmodels.core.types import Tensor
 from kmodels.overrides import user
 from kmodels.tools.compare_backends.parity import difference
+from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.op_cases import TOLERANCES, OpCase, cases, large_cases
 
 DTYPES = ("float32", "bfloat16")
-
-
-class OpParityBackend(Protocol):
-    """Derivatives of one backend, as in its training step."""
-
-    def gradients(
-        self, function: Callable[..., tuple[Any, Any]], tensors: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
-        """Returns (rest, gradients) of a function that returns (scalar, rest).
-
-        The gradient by a tensor that plays no part is None, or zeros.
-        """
-        ...
 
 
 def run(names: Sequence[str] = (), file: Path | None = None) -> dict[str, Any]:
@@ -133,7 +121,7 @@ def _value_and_gradients(
         weight = keras.ops.convert_to_tensor(weight)
         return keras.ops.sum(keras.ops.cast(output, "float32") * weight), output
 
-    engine = backend_module("kmodels.tools.op_parity", OpParityBackend)
+    engine = backend_module("kmodels.tools.doctor", DoctorBackend)
     value, gradients = engine.gradients(total, tensors)
     return _numbers(value), [None if x is None else _numbers(x) for x in gradients]
 

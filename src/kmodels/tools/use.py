@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from kmodels.core.errors import InputError, check_choice, check_whole, printable
-from kmodels.core.files import check_output, local_path
+from kmodels.core.files import atomic_write, check_output, local_path
 from kmodels.runs.run_folder import MODEL, check_preprocessor, json_text, model_in
 from kmodels.runs.terminal import option, refuse_idle
 
@@ -77,15 +77,24 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Classify or segment images, or detect objects; exit with 2 if a file cannot be read."""
+    from PIL import Image
+
     check_whole("--top", top)
     check_whole("--batch-size", batch_size)
     if masks is not None:
         check_output("--masks", masks, folder=True)
     listed = _images(files)
-    reader = _reader(model_in(model), names, precision, top, masks, listed)
-    rows, bad = [], 0
+    reader = _reader(model_in(model), names, precision, top, masks)
+    rows, written, bad = [], set[Path](), 0
     width = max(len(str(file)) for file in listed)
     for row in _predicted(reader, listed, batch_size):
+        mask = row.pop("mask", None)
+        if masks is not None and mask is not None:
+            target = _mask_file(local_path(masks), Path(row["file"]).stem, written)
+            check_output("--masks", target, inputs=listed)
+            image = Image.fromarray(mask)
+            atomic_write(target, lambda path, image=image: image.save(path, format="PNG"))
+            row["mask"] = str(target)
         if "outputs" in row:
             refuse_idle(context, ("top",), "on a model without classes")
         if "error" in row:
@@ -124,7 +133,7 @@ def _images(paths: Sequence[str]) -> list[Path]:
 # Each of these returns the row of each image.
 
 
-def _classify(model: Any, top: int, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+def _classify(model: Any, top: int, images: list[Any]) -> list[dict[str, Any]]:
     """Predicts classes with probabilities, or the outputs of a regression."""
     outputs = model.predict(images, batch_size=len(images), verbose=0)
     if model.problem_type == "regression" or not model.num_classes:
@@ -132,46 +141,21 @@ def _classify(model: Any, top: int, images: list[Any], files: list[Path]) -> lis
     return [{"predictions": _labelled(pairs)} for pairs in model.decode_predictions(outputs, top)]
 
 
-class _Segmenter:
-    """Predicts the share of pixels of each class, and writes masks."""
+def _segment(model: Any, top: int, images: list[Any]) -> list[dict[str, Any]]:
+    """Predicts the share of pixels of each class, and masks."""
+    import numpy as np
 
-    def __init__(self, model: Any, top: int, masks: Path | None, inputs: list[Path]):
-        self.model, self.top, self.masks, self.inputs = model, top, masks, inputs
-        self.written: set[str] = set()
-
-    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns the row of each image and writes its mask."""
-        import numpy as np
-
-        rows = []
-        for mask, file in zip(self.model.segment(images), files, strict=True):
-            counts = np.bincount(mask.ravel(), minlength=self.model.num_classes)
-            order = np.argsort(-counts, kind="stable")[: self.top]
-            pairs = [(self.model.class_name(i), counts[i] / mask.size) for i in order if counts[i]]
-            row: dict[str, Any] = {"predictions": _labelled(pairs)}
-            if self.masks is not None:
-                row["mask"] = str(self._write(mask, file))
-            rows.append(row)
-        return rows
-
-    def _write(self, mask: Any, file: Path) -> Path:
-        from PIL import Image
-
-        from kmodels.core.files import atomic_write
-
-        assert self.masks is not None
-        name, number = file.stem, 1
-        while name in self.written:
-            number += 1
-            name = f"{file.stem}_{number}"
-        self.written.add(name)
-        target = local_path(self.masks) / f"{name}.png"
-        check_output("--masks", target, inputs=self.inputs)
-        image = Image.fromarray(mask.astype("uint8" if self.model.num_classes <= 256 else "uint16"))
-        return atomic_write(target, lambda path: image.save(path, format="PNG"))
+    rows = []
+    for mask in model.segment(images):
+        counts = np.bincount(mask.ravel(), minlength=model.num_classes)
+        order = np.argsort(-counts, kind="stable")[:top]
+        pairs = [(model.class_name(i), counts[i] / mask.size) for i in order if counts[i]]
+        pixels = mask.astype("uint8" if model.num_classes <= 256 else "uint16")
+        rows.append({"predictions": _labelled(pairs), "mask": pixels})
+    return rows
 
 
-def _detect(model: Any, top: int, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+def _detect(model: Any, top: int, images: list[Any]) -> list[dict[str, Any]]:
     """Predicts objects, the most probable ones first, and boxes in pixels."""
     import numpy as np
 
@@ -185,7 +169,7 @@ def _detect(model: Any, top: int, images: list[Any], files: list[Path]) -> list[
 
 
 def _classify_by_names(
-    model: Any, top: int, names: list[str], images: list[Any], files: list[Path]
+    model: Any, top: int, names: list[str], images: list[Any]
 ) -> list[dict[str, Any]]:
     import keras
 
@@ -200,8 +184,8 @@ def _classify_by_names(
 
 
 def _reader(
-    path: str, names: str | None, precision: str, top: int, masks: Path | None, files: list[Path]
-) -> Any:
+    path: str, names: str | None, precision: str, top: int, masks: Path | None
+) -> Callable[[list[Any]], list[dict[str, Any]]]:
     """Returns the function that makes rows of images with the model at a path.
 
     Raises:
@@ -233,9 +217,17 @@ def _reader(
     if names is not None:
         classes = [name.strip() for name in names.split(",") if name.strip()]
         return partial(_classify_by_names, model, top, classes)
-    if kinds[0] == "segment":
-        return _Segmenter(model, top, masks, files)
-    return partial(_detect if kinds[0] == "detect" else _classify, model, top)
+    return partial({"segment": _segment, "detect": _detect}.get(kinds[0], _classify), model, top)
+
+
+def _mask_file(folder: Path, name: str, written: set[Path]) -> Path:
+    """Returns a file that is not written yet, numbered if several images have this name."""
+    target, number = folder / f"{name}.png", 1
+    while target in written:
+        number += 1
+        target = folder / f"{name}_{number}.png"
+    written.add(target)
+    return target
 
 
 def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict[str, Any]]:
@@ -250,7 +242,7 @@ def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict
                 images[file] = open_picture(file)
             except InputError as error:
                 errors[file] = str(error)
-        rows = reader(list(images.values()), list(images)) if images else []
+        rows = reader(list(images.values())) if images else []
         by_file = dict(zip(images, rows, strict=True))
         for file in batch:
             yield {"file": str(file), **(by_file.get(file) or {"error": errors.get(file)})}

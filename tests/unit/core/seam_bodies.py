@@ -52,9 +52,6 @@ from kmodels.ops._recompute import RecomputeBackend
 from kmodels.tools import doctor_jax as tools_doctor_jax
 from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
-from kmodels.tools import op_parity_jax as tools_op_parity_jax
-from kmodels.tools import op_parity_tensorflow as tools_op_parity_tensorflow
-from kmodels.tools import op_parity_torch as tools_op_parity_torch
 from kmodels.tools.compare_backends import openxla_torch as tools_compare_backends_openxla_torch
 from kmodels.tools.compare_backends.work import OpenXLABackend
 from kmodels.tools.convert import GraphsBackend
@@ -62,7 +59,6 @@ from kmodels.tools.convert import graphs_jax as tools_convert_graphs_jax
 from kmodels.tools.convert import graphs_tensorflow as tools_convert_graphs_tensorflow
 from kmodels.tools.convert import graphs_torch as tools_convert_graphs_torch
 from kmodels.tools.doctor import DoctorBackend
-from kmodels.tools.op_parity import OpParityBackend
 from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
 from kmodels.tools.plan import facts_torch as tools_plan_facts_torch
@@ -130,9 +126,6 @@ _tools_convert_graphs_tensorflow: GraphsBackend = tools_convert_graphs_tensorflo
 _tools_doctor_jax: DoctorBackend = tools_doctor_jax
 _tools_doctor_torch: DoctorBackend = tools_doctor_torch
 _tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
-_tools_op_parity_jax: OpParityBackend = tools_op_parity_jax
-_tools_op_parity_torch: OpParityBackend = tools_op_parity_torch
-_tools_op_parity_tensorflow: OpParityBackend = tools_op_parity_tensorflow
 _tools_plan_facts_jax: FactsBackend = tools_plan_facts_jax
 _tools_plan_facts_torch: FactsBackend = tools_plan_facts_torch
 _tools_plan_facts_tensorflow: FactsBackend = tools_plan_facts_tensorflow

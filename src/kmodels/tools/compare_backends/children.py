@@ -217,11 +217,7 @@ class Child:
 
 
 def installed(python: str, packages: Sequence[str]) -> set[str]:
-    """Returns the packages that an interpreter finds; none is imported.
-
-    Raises:
-        InputError: if `python` does not run.
-    """
+    """Returns the packages that an interpreter finds; none is imported."""
     if python == sys.executable:
         return {name for name in packages if importlib.util.find_spec(name)}
     code = "import sys; from importlib.util import find_spec\n"

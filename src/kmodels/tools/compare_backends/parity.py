@@ -169,7 +169,8 @@ def run(options: ParityOptions) -> dict[str, Any]:
             if last is not None:
                 order = {last: order[last]}
             compared += stages(number, order, left, right, options.allowed)
-            if first := _first(compared):
+            differing = ((stage, stage.first) for stage in compared if stage.first is not None)
+            if (first := next(differing, None)) is not None:
                 start = next(iter(stages(number, before, left, right, options.allowed)))
                 break
     return {
@@ -233,10 +234,6 @@ def _arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
         arrays = {key: archive[str(i)] for i, key in enumerate(answer["keys"])}
     Path(answer["file"]).unlink()
     return arrays
-
-
-def _first(compared: list[Stage]) -> tuple[Stage, Difference] | None:
-    return next(((stage, stage.first) for stage in compared if stage.first is not None), None)
 
 
 def _first_difference(first: tuple[Stage, Difference], start: Stage) -> dict[str, Any]:

@@ -56,10 +56,6 @@ class Runtime:
     call: tuple[str, str]
     rough: bool = False
 
-    def missing(self) -> list[str]:
-        """Packages that are not installed."""
-        return missing(self.packages)
-
 
 @dataclass(frozen=True)
 class ExportFormat:
@@ -107,9 +103,8 @@ class ExportFormat:
 
     def reader(self) -> Runtime:
         """Returns the runtime, or its stand-in if only that is installed."""
-        if self.stand_in and self.runtime.missing() and not self.stand_in.missing():
-            return self.stand_in
-        return self.runtime
+        others = [self.stand_in] if self.stand_in else []
+        return next((x for x in (self.runtime, *others) if not missing(x.packages)), self.runtime)
 
     def families(self) -> list[str]:
         """Returns the families whose models can be written."""
@@ -677,7 +672,7 @@ def _ask(
     reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: keras.Model
 ) -> tuple[list[np.ndarray] | None, str]:
     """Returns the outputs of the runtime, or None and the reason for which it cannot run."""
-    if absent := reader.missing():
+    if absent := missing(reader.packages):
         return None, f"{', '.join(absent)} is not installed, pip install {reader.install}"
     name, function = reader.call
     with warnings.catch_warnings():

@@ -171,7 +171,7 @@ class Plan:
     ) -> list[tuple[Saving, Setup]]:
         """Returns changes of a setup that lower its peak, largest saving first."""
         changes = []
-        for flag, changed in _leaner(setup, self._sizes.tokens is None, self.mesh.replicas):
+        for flag, changed in _changes(setup, self._sizes.tokens is None, self.mesh.replicas):
             if not accepts(flag):
                 continue
             saved = peak - self._estimate(changed).bytes
@@ -223,7 +223,7 @@ class Plan:
         }
 
 
-def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
+def _changes(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
     changes = []
     if setup.batch_size % (2 * replicas) == 0 or (setup.batch_size > 1 and replicas == 1):
         half = setup.batch_size // 2

@@ -95,13 +95,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class StepArray:
-    """One array of a step.
+    """One array of a step: its part, one of `PARTS`, and its name, a path or block and role.
 
     Args:
-        part: one of `PARTS`.
-        name: path of the variable, or block and role of an activation.
         shape: shape of the whole, over all devices.
-        dtype: dtype of the elements.
         axes: kinds of its dimensions, as in `distribution.layout`, and "batch" for rows; () if each
             device holds all of it. Weights, gradients and slots are sharded like the variable of
             that path.
@@ -236,14 +233,7 @@ class Estimate:
 
 
 def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
-    """Yields the variables of the model with its adapters and quantized kernels.
-
-    Yields:
-        Each variable with its shape and dtype in memory.
-
-    Raises:
-        InputError: for LoRA targets that the model does not have.
-    """
+    """Yields the variables of the model, its adapters and its quantized kernels, as in memory."""
     policy = keras.dtype_policies.get(setup.precision)
     backbone = getattr(model, "backbone", model)
     linear = linear_layers(backbone) | expert_layers(backbone)
@@ -350,11 +340,7 @@ def facts(accelerator: bool = False) -> Facts:
 
 
 def of_step(weights: Sequence[StepArray], sizes: Sizes, setup: Setup) -> Iterator[StepArray]:
-    """Yields the arrays of one step.
-
-    Yields:
-        The arrays that the blocks keep, then those of the head, then scratch arrays.
-    """
+    """Yields the arrays that the blocks keep, then those of the head, then scratch arrays."""
     trained = {array.name.rpartition("/")[0] for array in weights if array.part == TRAINED}
     step = _Step(sizes, setup)
     mode = setup.remat if step.facts.remat else "none"

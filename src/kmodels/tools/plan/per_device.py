@@ -174,11 +174,7 @@ class Exchange:
 def exchanges(
     arrays: Sequence[StepArray], sizes: Sizes, setup: Setup, mesh: Mesh
 ) -> list[Exchange]:
-    """Returns the messages of a step.
-
-    Returns:
-        The messages that are not empty, by axis.
-    """
+    """Returns the messages of a step that are not empty, by axis."""
     messages = [
         *_gradients(arrays, mesh),
         *_weights(arrays, setup, mesh),
