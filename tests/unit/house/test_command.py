@@ -4,6 +4,7 @@ import ast
 import runpy
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -13,13 +14,16 @@ from kmodels import __version__
 from kmodels.runs import recipe
 from kmodels.tools import cli
 
+GROUP: Any = typer.main.get_command(cli.app)
+COMMANDS = GROUP.commands
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_alone_it_shows_an_example_of_each_command(capsys):
     assert run() == 0
     shown = capsys.readouterr().out
-    commands = typer.main.get_command(cli.app).commands
+    commands = COMMANDS
     assert set(recipe.RECIPES) < set(commands)
     for command in commands:
         assert f"  kmodels {command} " in shown
@@ -34,7 +38,7 @@ def test_the_version_also_as_a_module(capsys, monkeypatch):
     assert capsys.readouterr().out == f"kmodels {__version__}\n" * 2
 
 
-@pytest.mark.parametrize("name", typer.main.get_command(cli.app).commands)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "wrong")
     assert run(name, "--help") == 0
@@ -43,7 +47,7 @@ def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypat
     if name in recipe.RECIPES:
         assert f"kmodels {name}" in shown.split("Usage:")[1].split("\n", 1)[1]
         assert "recipes/" not in shown and "--learning-rate" in shown
-    command = typer.main.get_command(cli.app).commands[name]
+    command = COMMANDS[name]
     needed = []
     for parameter in command.params:
         if parameter.required:
@@ -79,12 +83,14 @@ def test_text_of_users_is_not_read_as_markup():
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Console"
     ]
-    assert len(consoles) > 5
+    assert len(consoles) > 1
     for name, given in consoles:
         assert given.get("markup") == given.get("emoji") == "False", name
 
 
-REGISTERED = {one.name or one.callback.__name__ for one in cli.app.registered_commands}
+REGISTERED = {
+    one.name or getattr(one.callback, "__name__", "") for one in cli.app.registered_commands
+}
 
 
 @pytest.mark.parametrize("name", sorted(REGISTERED))
