@@ -100,7 +100,7 @@ def test_settings_mean_what_they_mean_in_transformers(references, tmp_path, capl
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("gemma", {}), ("qwen", {}), ("llama", {}), ("llama", {"tokenizer_class": "GPT2Tokenizer"})],
+    [("qwen", {}), ("llama", {"tokenizer_class": "GPT2Tokenizer"})],
 )
 def test_a_file_without_a_post_processor_puts_nothing_around(references, tmp_path, name, more):
     from transformers import AutoTokenizer

@@ -244,7 +244,7 @@ FAMILY = Family(
     backbone=Llama3Backbone,
     tasks=(Llama3CausalLM,),
     presets=PRESETS,
-    formats=(FILES.hugging_face, FILES.gguf),
+    formats=(FILES.hugging_face(), FILES.gguf),
     sizes=sizes,
     transformers_form=FILES.transformers_form,
 )

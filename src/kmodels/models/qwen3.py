@@ -19,6 +19,7 @@ from kmodels.models.blocks.config import BlockConfig, check_positive, presets
 from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.blocks.decoder_block import DecoderBlock
 from kmodels.models.blocks.embedder.preprocessor import HubEmbedderPreprocessor
+from kmodels.models.blocks.embedder.sentence_transformers import EmbedderFormat
 from kmodels.models.blocks.embedder.task import PARTS, HubEmbedder
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.plain_decoder import PlainConfig, PlainFiles
@@ -268,7 +269,7 @@ FAMILY = Family(
     backbone=Qwen3Backbone,
     tasks=(Qwen3CausalLM, Qwen3TextEmbedder),
     presets=PRESETS,
-    formats=(FILES.hugging_face, FILES.gguf),
+    formats=(FILES.hugging_face(EmbedderFormat), FILES.gguf),
     sizes=sizes,
     transformers_form=FILES.transformers_form,
     parts=PARTS,

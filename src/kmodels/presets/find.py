@@ -38,6 +38,10 @@ def list_presets(family: str | None = None) -> list[str]:
     return sorted({name for one in chosen for name in one.presets})
 
 
+class OtherFamily(InputError):
+    """A checkpoint is of another family."""
+
+
 def family_of(preset: str | Path) -> Family:
     """Returns the family of a registered name or of a checkpoint at a path."""
     name, problems = str(preset), []
@@ -53,7 +57,7 @@ def family_of(preset: str | Path) -> Family:
         else:
             return family
     if Path(preset).exists():
-        raise problems[0]
+        raise next((x for x in problems if not isinstance(x, OtherFamily)), problems[0])
     raise _unknown(name, list_presets())
 
 
@@ -207,7 +211,7 @@ def open_checkpoint(
             "kmodels.interop.keras_hub.from_hub"
         )
     kind = description.get("model_type") or description.get("architecture")
-    raise InputError(
+    raise OtherFamily(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
         "with config.json and safetensors, a .safetensors file or an .npz file"
     )

@@ -166,7 +166,8 @@ def _of_preprocessor(
     arguments = family.fit_preprocessor(checkpoint.preprocessor or {}, config)
     if others:
         known = inspect.signature(cls.__init__).parameters
-        arguments = {key: value for key, value in arguments.items() if key in known}
+        stated = ((key, value) for key, value in arguments.items() if value is not None)
+        arguments = {key: value for key, value in stated if key in known}
     return cls.fitted(arguments, config)
 
 

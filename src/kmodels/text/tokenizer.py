@@ -43,6 +43,9 @@ ELSEWHERE = {
     "sanitize_control_tokens": "texts may hold control tokens",
 }
 
+# Classes of transformers that put nothing around a text unless tokenizer.json says so: SmolLM's.
+BARE_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
+
 
 class Tokenizer(Checked):
     """A `tokenizers.Tokenizer` with the methods and names of keras-hub's tokenizers.
@@ -188,8 +191,7 @@ class Tokenizer(Checked):
             return cls(core, **{**roles, **more})
         core = read_core(lambda: tokenizers.Tokenizer.from_file(str(limited(path))), path)
         check_ids(core.get_vocab(), path)
-        if core.post_processor is None and settings.get("tokenizer_class"):
-            # A class of transformers puts nothing around a text then, such as SmolLM's.
+        if core.post_processor is None and settings.get("tokenizer_class") in BARE_CLASSES:
             settings.setdefault("add_bos_token", False)
         add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)

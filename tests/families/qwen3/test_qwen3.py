@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Core
+from tokenizers.processors import TemplateProcessing
 
 from family_table import row_of
 from kmodels.models import (
@@ -15,7 +16,9 @@ from kmodels.models import (
     Qwen3CausalLM,
     Qwen3CausalLMPreprocessor,
     Qwen3Config,
+    Qwen3TextEmbedder,
     Qwen3Tokenizer,
+    TextEmbedder,
 )
 from kmodels.models.qwen3 import FILES
 from kmodels.text import byte_level, gguf
@@ -228,3 +231,51 @@ def test_transformers_reads_what_is_written(references, folder, said, tmp_path, 
     assert reader.eos_token_id == tokenizer.end_token_id
     chat = reader.apply_chat_template(said["chat"], tokenize=False, add_generation_prompt=True)
     assert chat == said["written"]
+
+
+# === Embedders ===
+
+
+@pytest.mark.across
+@pytest.mark.parametrize(
+    ("pooling", "ends", "tied"), [("lasttoken", "<|endoftext|>", False), ("mean", "", True)]
+)
+def test_a_directory_of_sentence_transformers(pooling, ends, tied, folder, tmp_path):
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.chat_template = None  # by which sentence-transformers would write every text
+    if ends:  # which is not the end token, as in the published Qwen 3 embedders
+        assert tokenizer.eos_token != ends
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {ends}", special_tokens=[(ends, tokenizer.convert_tokens_to_ids(ends))]
+        )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = transformers.Qwen3Config(**sizes, vocab_size=len(tokenizer), tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "bare")
+    tokenizer.save_pretrained(tmp_path / "bare")
+    modules = [Transformer(str(tmp_path / "bare")), Pooling(32, pooling_mode=pooling), Normalize()]
+    theirs = SentenceTransformer(modules=modules, prompts={"query": "Find: ", "document": ""})
+    theirs.max_seq_length = 16
+    theirs.eval().save(str(tmp_path / "model"))
+    with_chats = shutil.copytree(tmp_path / "model", tmp_path / "chats")
+    (with_chats / "sentence_bert_config.json").write_text('{"modality_config": {"message": {}}}')
+    refused("modality_config has 'message'", TextEmbedder.from_preset, with_chats)
+    model = TextEmbedder.from_preset(tmp_path / "model")
+    assert isinstance(model, Qwen3TextEmbedder) and model.settings["pooling"] == pooling
+    texts = ["a", "the quick brown fox", "it is raining cats and dogs " * 4]
+    for name in (None, "query"):
+        expected = theirs.encode(texts, prompt_name=name)
+        found = model.encode(texts, prompt_name=name)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("logits_across"))
+    again = TextEmbedder.from_preset(model.export_to_transformers(tmp_path / "again"))
+    assert again.settings == model.settings
+    np.testing.assert_array_equal(again.encode(texts), model.encode(texts))
+    # As a causal model it keeps the settings of one.
+    assert Qwen3CausalLM.from_preset(tmp_path / "model").preprocessor.add_end_token

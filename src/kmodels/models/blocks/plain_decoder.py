@@ -104,11 +104,11 @@ class PlainFiles:
 
     # === Hugging Face ===
 
-    @property
-    def hugging_face(self) -> huggingface.HuggingFaceFormat:
-        """The format of the directories."""
-        kinds = self.names[:1]
-        return huggingface.HuggingFaceFormat(kinds, self.config_class, self._fields, self.rules)
+    def hugging_face(
+        self, form: type[huggingface.HuggingFaceFormat] = huggingface.HuggingFaceFormat
+    ) -> huggingface.HuggingFaceFormat:
+        """Returns the format of the directories, of this class."""
+        return form(self.names[:1], self.config_class, self._fields, self.rules)
 
     def rules(self, config: PlainConfig, prefix: str = "model.") -> list[Rule]:
         """Returns the rules of a directory; `prefix` is empty without the output layer."""

@@ -136,6 +136,10 @@ class TextPreprocessor(Preprocessor):
             return as_text(record["prompts"])
         return record
 
+    @property
+    def _end_token_id(self) -> int | None:
+        return self.tokenizer.end_token_id
+
     def _rows(self, texts: list[str], length: int) -> dict[str, np.ndarray]:
         return self._padded(self.token_rows(texts, length), length)
 
@@ -146,7 +150,7 @@ class TextPreprocessor(Preprocessor):
         length = self._row_length(sequence_length)
         begins = self.add_start_token and self.tokenizer.start_token_id is not None
         start = [self.tokenizer.start_token_id] if begins else []
-        end = [self.tokenizer.end_token_id] if self.add_end_token else []
+        end = [self._end_token_id] if self.add_end_token else []
         room = length - len(start) - len(end)
         rows = self.tokenizer.encode_batch(texts)
         excess = [len(tokens) - room for tokens in rows if len(tokens) > room]

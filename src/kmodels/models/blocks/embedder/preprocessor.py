@@ -38,7 +38,8 @@ class TextEmbedderPreprocessor(TextPreprocessor):
         tokenizer: as of `TextPreprocessor`.
         sequence_length: tokens of a row; may be set later.
         add_start_token: puts the start token in front; None to follow the tokenizer's files.
-        add_end_token: appends the end token, also if a text is cut; None for the same default.
+        add_end_token: appends the token with which the files end a text, or else the end token,
+            also if a text is cut; None for the same default.
         query_prompt: stands in front of each query of a pair.
         document_prompt: stands in front of each document of a pair, the negatives included.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -71,12 +72,22 @@ class TextEmbedderPreprocessor(TextPreprocessor):
         **kwargs: Any,
     ):
         super().__init__(tokenizer, sequence_length, **kwargs)
-        around = self.tokenizer.encode("")
-        start, end = self.tokenizer.start_token_id, self.tokenizer.end_token_id
-        self.add_start_token = start in around if add_start_token is None else add_start_token
-        self.add_end_token = end in around if add_end_token is None else add_end_token
+        starts = self.tokenizer.start_token_id in self.tokenizer.encode("")
+        ends = self._closing is not None
+        self.add_start_token = starts if add_start_token is None else add_start_token
+        self.add_end_token = ends if add_end_token is None else add_end_token
         self.query_prompt = query_prompt
         self.document_prompt = document_prompt
+
+    @property
+    def _closing(self) -> int | None:
+        """The token that the tokenizer's files put behind a text, which need not be its end."""
+        around = [i for i in self.tokenizer.encode("") if i != self.tokenizer.start_token_id]
+        return around[-1] if around else None
+
+    @property
+    def _end_token_id(self) -> int | None:
+        return super()._end_token_id if self._closing is None else self._closing
 
     def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         records, is_batch = one_by_one(x, self.reader)
@@ -135,8 +146,8 @@ class HubEmbedderPreprocessor(TextEmbedderPreprocessor):
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
         sequence_length: int = 256,
         truncate: str = "round_robin",
-        add_start_token: bool = True,
-        add_end_token: bool = True,
+        add_start_token: bool | None = True,
+        add_end_token: bool | None = True,
         **kwargs: Any,
     ):
         check_choice("truncate", truncate, TRUNCATE)

@@ -100,13 +100,17 @@ class EmbedderFormat(HuggingFaceFormat):
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory; see `HuggingFaceFormat.open_checkpoint`."""
-        checkpoint = super().open_checkpoint(path, description, overrides, weights)
         if not (path / MODULES).is_file():
-            return checkpoint
+            return super().open_checkpoint(path, description, overrides, weights)
+        # Without an output layer of its own the directory has none, whatever config.json says.
+        description = {**description, "tie_word_embeddings": True}
+        checkpoint = super().open_checkpoint(path, description, overrides, weights)
         task, tensors, rules = _modules(path, weights)
         preprocessor = checkpoint.preprocessor
         if preprocessor is not None:
             preprocessor = {**preprocessor, "sequence_length": _length(path, description)}
+            # As the tokenizer's files say.
+            preprocessor |= {"add_start_token": None, "add_end_token": None}
         return replace(
             checkpoint,
             kind="sentence-transformers",
