@@ -25,11 +25,11 @@ from kmodels.models.vit.config import ViTConfig
 
 
 def rows(x: Tensor, index: Tensor) -> Any:
-    """Returns (B, n, ...) of x (B, T, ...) by int (B, n): one `take`, whose gradient scatters."""
-    batch, length, *rest = shape_of(x)
+    """Returns (B, n, D) of x (B, T, D) by int (B, n): one `take`, whose gradient is one scatter."""
+    batch, length, width = shape_of(x)
     first = keras.ops.expand_dims(keras.ops.arange(batch, dtype=index.dtype) * length, 1)
-    taken = keras.ops.take(reshape(x, (-1, *rest)), reshape(index + first, (-1,)), axis=0)
-    return reshape(taken, (batch, index.shape[1], *rest))
+    taken = keras.ops.take(reshape(x, (-1, width)), reshape(index + first, (-1,)), axis=0)
+    return reshape(taken, (batch, index.shape[1], width))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -238,7 +238,7 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
     order = o.cast(o.argsort(-o.max(scores, axis=-1), axis=-1), "int32")
     leaving, staying = order[:, :number], o.sort(order[:, number:], axis=-1)
     # Not `take_along_axis`, which fixes the size of the batch in a program of torch.export.
-    target = rows(nearest, leaving)
+    target = rows(o.expand_dims(nearest, -1), leaving)[..., 0]
 
     # === Their means, weighted by size ===
     size = o.ones((batch, length), "int32") if info.size is None else info.size
@@ -266,7 +266,8 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
         order[first::2] = np.arange(sources)
         order[1 - first :: 2] = np.arange(targets) + sources
         index = o.broadcast_to(o.convert_to_tensor(order), (batch, sources + targets))
-        origin = rows(rows(places, index), origin)
+        # With an axis more, without which ONNX Runtime cannot tell the shapes.
+        origin = rows(rows(o.expand_dims(places, -1), index), origin)[..., 0]
     return o.cast(merged[..., :width], x.dtype), info._replace(
         size=o.concatenate([size[:, :prefix], counted], axis=1),
         origin=origin,
