@@ -20,8 +20,9 @@ from kmodels.models.blocks.text_preprocessor import TextPreprocessor, check_same
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.two_towers.model import TwoTowersBackbone
+from kmodels.models.vit.config import CLIP, HALF
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.preprocessor import CLIP, HALF, ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
 from kmodels.text import Tokenizer
 from kmodels.training.losses import CLIPLoss, SigLIPLoss

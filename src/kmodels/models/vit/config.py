@@ -9,6 +9,11 @@ from kmodels.models.blocks.config import check_rates
 from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConfig, check_heads
 from kmodels.weights.positions import Method
 
+# Mean and deviation of pixels in [0, 1] that models are trained with; CLIP's are OpenAI's.
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.
 ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors", "cat_ij": "neighbors"}
 

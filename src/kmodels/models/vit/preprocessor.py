@@ -74,11 +74,6 @@ def converter_settings(preprocessor: keras.Layer) -> dict[str, Any]:
     }
 
 
-# Mean and deviation of pixels in [0, 1] that models are trained with; CLIP's are OpenAI's.
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # Arguments of the preprocessor of NaFlex models, in files that models of one size read too.
 OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
 # The same of segmenters.

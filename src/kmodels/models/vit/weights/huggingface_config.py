@@ -14,8 +14,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, read_optional
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import EncoderDirectory
-from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.preprocessor import CLIP, HALF, IMAGENET
+from kmodels.models.vit.config import CLIP, HALF, IMAGENET, ViTConfig
 from kmodels.models.vit.weights.resizing import fitting
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant
 

@@ -13,8 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.schema import warn_of_unknown
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS
-from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.preprocessor import CLIP, HALF, IMAGENET, Statistics
+from kmodels.models.vit.config import CLIP, HALF, IMAGENET, Statistics, ViTConfig
 from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.models.vit.weights.resizing import fitting
 from kmodels.models.vit.weights.timm_names import LACKING, Architecture, architecture, form_of
