@@ -166,8 +166,7 @@ def _of_preprocessor(
     arguments = family.fit_preprocessor(checkpoint.preprocessor or {}, config)
     if others:
         known = inspect.signature(cls.__init__).parameters
-        stated = ((key, value) for key, value in arguments.items() if value is not None)
-        arguments = {key: value for key, value in stated if key in known}
+        arguments = {k: v for k, v in arguments.items() if k in known and v is not None}
     return cls.fitted(arguments, config)
 
 

@@ -75,6 +75,8 @@ class Tokenizer(Checked):
         idle_at: class attribute; settings that the family follows at some values alone.
         start_token_id: id of the token that starts a sequence, None if there is none.
         end_token_id: id of the token that ends one.
+        closing_token_id: id of the token that the files put behind a text, which need not be the
+            end token; None if there is none.
         pad_token_id: id of the padding token.
         stop_token_ids: ids that end a generated text: the end token, `ends`, and those that a
             checkpoint's configuration names.
@@ -119,6 +121,7 @@ class Tokenizer(Checked):
         self.pad_token = self._role("pad", pad, None) or self.end_token
         self.end_token_id = self.token_to_id(self.end_token)
         self.pad_token_id = self.token_to_id(self.pad_token)
+        self.closing_token_id = None if last is None else core.token_to_id(last)
         self.start_token_id: int | None = None
         if self.start_token is not None:
             self.start_token_id = self.token_to_id(self.start_token)

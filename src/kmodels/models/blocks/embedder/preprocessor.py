@@ -73,21 +73,16 @@ class TextEmbedderPreprocessor(TextPreprocessor):
     ):
         super().__init__(tokenizer, sequence_length, **kwargs)
         starts = self.tokenizer.start_token_id in self.tokenizer.encode("")
-        ends = self._closing is not None
+        ends = self.tokenizer.closing_token_id is not None
         self.add_start_token = starts if add_start_token is None else add_start_token
         self.add_end_token = ends if add_end_token is None else add_end_token
         self.query_prompt = query_prompt
         self.document_prompt = document_prompt
 
     @property
-    def _closing(self) -> int | None:
-        """The token that the tokenizer's files put behind a text, which need not be its end."""
-        around = [i for i in self.tokenizer.encode("") if i != self.tokenizer.start_token_id]
-        return around[-1] if around else None
-
-    @property
     def _end_token_id(self) -> int | None:
-        return super()._end_token_id if self._closing is None else self._closing
+        closing = self.tokenizer.closing_token_id
+        return super()._end_token_id if closing is None else closing
 
     def _converted(self, x: Data, y: Data, sample_weight: Data, length: int) -> Any:
         records, is_batch = one_by_one(x, self.reader)
