@@ -623,7 +623,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
     @property
     def number_of_labels(self) -> int:
-        """How many classes a label may name; 0 for a task of other labels."""
+        """The number of classes; 0 for a task whose labels are not classes."""
         return 0
 
     @property

@@ -835,7 +835,7 @@ _PARTS = {
 class OwnSteps(keras.optimizers.Optimizer if TYPE_CHECKING else object):
     """An optimizer that overrides parts of Keras' step by the names in `_PARTS`.
 
-    Keras calls what a subclass defines; `super()` in it is Keras' own part.
+    Keras calls the part that a subclass defines; there `super()` calls Keras' own.
     """
 
     if TYPE_CHECKING:

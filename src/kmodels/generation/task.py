@@ -237,7 +237,7 @@ class Generates(Checked):
             stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.
             stream: called as tokens come, with the chat's number and its new piece of text.
             num_return_sequences: replies to each chat, one behind the other.
-            assistant: drafts tokens that this model checks; see `generate`, as for all that follow.
+            assistant: drafts tokens that this model checks; like all that follow as in `generate`.
             num_assistant_tokens: number of tokens of each draft.
             prompt_lookup_num_tokens: number of tokens of drafts that are copied from the text.
             temperature: 0 for the most likely token, else the divisor of the logits.

@@ -621,9 +621,10 @@ class Kind(NamedTuple):
         sees: default of `use_bidirectional_attention`.
         vision: `model_type` of the vision_config.
         settings: arguments of the encoder to the settings of the same meaning and their defaults.
-        read: a vision_config to further arguments, and what is not supported, True if it is used.
-        write: an encoder to further settings.
-        rules: an encoder to its rules, with the names of the published files.
+        read: takes a vision_config; returns further arguments, and by each unsupported feature
+            whether it is used.
+        write: takes an encoder; returns further settings.
+        rules: takes an encoder; returns its rules, with the names of the published files.
     """
 
     architecture: str

@@ -154,7 +154,7 @@ class BenchOptions(ModelOptions):
         """Returns interpreters by backend or mode; the flag takes precedence over the environment.
 
         Raises:
-            InputError: for an entry that is not NAME=PATH, or a flag for what is not compared.
+            InputError: for an entry that is not NAME=PATH, or whose NAME is not compared.
         """
         names = {*BACKENDS, OPENXLA}
         compared = {*(self.named or BACKENDS), *self.compile}

@@ -102,7 +102,7 @@ class EmbedderFormat(HuggingFaceFormat):
         """Understands a directory; see `HuggingFaceFormat.open_checkpoint`."""
         if not (path / MODULES).is_file():
             return super().open_checkpoint(path, description, overrides, weights)
-        # Without an output layer of its own the directory has none, whatever config.json says.
+        # An embedder needs no output layer: a missing one is not an error.
         description = {**description, "tie_word_embeddings": True}
         checkpoint = super().open_checkpoint(path, description, overrides, weights)
         task, tensors, rules = _modules(path, weights)
